@@ -1,0 +1,1 @@
+//! Trine on CPUs.

@@ -1,0 +1,46 @@
+//! Errors as a user reads them: one line that says what is wrong, where, and what would work.
+
+use std::path::Path;
+
+/// The result of anything that can fail for a user's reason.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// What went wrong. The text is complete: the program prints it behind `error: ` and exits.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The call was wrong: a flag, a value, an empty prompt. Exit status 2.
+    #[error("{0}")]
+    Usage(String),
+    /// A file could not be read or holds something wrong.
+    #[error("{file}: {problem}")]
+    File {
+        /// Path, or a name for something that is not on disk.
+        file: String,
+        /// What is wrong with it and what would work.
+        problem: String,
+    },
+    /// The request can't be served: too long a prompt, too little memory.
+    #[error("{0}")]
+    Request(String),
+    /// The backend failed.
+    #[error(transparent)]
+    Backend(#[from] trine_backend::Error),
+    /// Writing the output failed.
+    #[error("writing the output: {0}")]
+    Output(#[from] std::io::Error),
+}
+
+impl Error {
+    /// An error in or with the file at `path`.
+    pub fn file(path: impl AsRef<Path>, problem: impl std::fmt::Display) -> Self {
+        Error::File { file: path.as_ref().display().to_string(), problem: problem.to_string() }
+    }
+
+    /// The exit status of a program that ends with this error: 2 for usage, 1 for the rest.
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            Error::Usage(_) => 2,
+            _ => 1,
+        }
+    }
+}

@@ -1,0 +1,5 @@
+//! Trine runs large language models on small machines.
+#![warn(missing_docs)]
+
+pub mod error;
+pub use error::{Error, Result};

@@ -1,0 +1,3 @@
+//! The `trine` program.
+
+fn main() {}
