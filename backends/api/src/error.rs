@@ -19,3 +19,13 @@ pub enum Error {
     #[error("{0}")]
     Device(String),
 }
+
+/// Returns [`Error::Invalid`] with a formatted message unless the condition holds.
+macro_rules! ensure {
+    ($condition:expr, $($message:tt)+) => {
+        if !$condition {
+            return Err($crate::Error::Invalid(format!($($message)+)));
+        }
+    };
+}
+pub(crate) use ensure;

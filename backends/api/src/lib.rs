@@ -1,7 +1,16 @@
-//! What every Trine backend shares: the backend trait, the number formats with their packers, the
+//! What every Trine backend shares: the [`Backend`] trait, the number formats with their packers, the
 //! scalar oracle and the conformance suite.
 #![forbid(unsafe_code)]
 
+pub mod activation;
+mod backend;
 mod error;
+mod format;
+mod matrix;
+pub mod oracle;
 
+pub use activation::Activation;
+pub use backend::{Backend, DeviceInfo, Gate, Heads, KvFormat, KvShape, Row};
 pub use error::{Error, Result};
+pub use format::{Format, Group, ZeroKind};
+pub use matrix::{Codes, HostMatrix, Int4, Int8, Ternary, Zero};
