@@ -2,4 +2,6 @@
 #![warn(missing_docs)]
 
 pub mod error;
+pub mod sample;
+pub mod stop;
 pub use error::{Error, Result};
