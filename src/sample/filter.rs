@@ -53,8 +53,8 @@ pub(super) fn list_top_k(candidates: &mut Vec<Candidate>, logits: &[f32], k: usi
             }
         }
     }
-    let cut = bar > f32::NEG_INFINITY || candidates.len() > k;
-    if k > 0 && cut {
+    // No more than k are either all there are, or just ranked.
+    if k > 0 && candidates.len() > k {
         keep_best(candidates, k);
     }
     best

@@ -135,11 +135,15 @@ impl Sampler {
             total += candidate.weight(max, self.options.temperature);
             self.sums.push(total);
         }
-        let target = self.rng.uniform() * total;
-        // The product can round up to the total: then the last candidate that adds to it is the one.
-        let index = self.sums.partition_point(|&sum| sum <= target && sum < total);
-        self.candidates[index].id
+        self.candidates[place(&self.sums, self.rng.uniform() * total)].id
     }
+}
+
+/// The first of the running `sums` (of weights, not all 0) above `target`, which is at most the last of them. A product
+/// with the total can round up to it: then the last weight that adds to it is the one.
+fn place(sums: &[f64], target: f64) -> usize {
+    let total = sums.last().copied().unwrap_or(0.0);
+    sums.partition_point(|&sum| sum <= target && sum < total)
 }
 
 fn nothing_possible(logits: &[f32]) -> Error {

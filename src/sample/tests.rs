@@ -82,6 +82,30 @@ fn greedy_takes_the_best_and_the_lower_id_of_ties() {
 }
 
 #[test]
+fn minus_zero_ties_with_zero() {
+    let options = SamplerOptions { top_k: 1, ..plain(1.0, 1) };
+    assert_eq!(Sampler::new(options, 3).unwrap().sample(&[-1.0, -0.0, 0.0]).unwrap(), 1);
+}
+
+#[test]
+fn top_p_ends_where_it_is_reached() {
+    for (p, kept) in [(0.0, 1), (0.25, 1), (0.5, 2), (0.51, 3), (0.75, 3), (0.76, 4)] {
+        let mut candidates = Vec::new();
+        filter::list_top_k(&mut candidates, &[1.0; 4], 0);
+        filter::top_p_min_p(&mut candidates, 1.0, p, 0.0);
+        assert_eq!(candidates.len(), kept, "{p}");
+    }
+}
+
+#[test]
+fn a_weight_of_zero_is_never_drawn() {
+    let sums = [0.0, 1.0, 1.0, 3.0, 3.0];
+    for (target, id) in [(0.0, 1), (0.99, 1), (1.0, 3), (2.99, 3), (3.0, 3)] {
+        assert_eq!(place(&sums, target), id, "{target}");
+    }
+}
+
+#[test]
 fn greedy_heeds_bias_and_penalties() {
     let options = SamplerOptions { logit_bias: vec![(0, -1.0), (0, -1.5), (1, f32::NEG_INFINITY)], ..plain(0.0, 1) };
     assert_eq!(Sampler::new(options, 3).unwrap().sample(&[3.0, 9.0, 1.0]).unwrap(), 2);
