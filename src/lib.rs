@@ -2,4 +2,6 @@
 #![warn(missing_docs)]
 
 pub mod error;
+pub mod formats;
+pub mod model;
 pub use error::{Error, Result};
