@@ -2,6 +2,8 @@
 #![warn(missing_docs)]
 
 pub mod error;
+pub mod formats;
+pub mod model;
 pub mod sample;
 pub mod stop;
 pub use error::{Error, Result};
