@@ -2,4 +2,5 @@
 #![warn(missing_docs)]
 
 pub mod error;
+pub mod tokens;
 pub use error::{Error, Result};
