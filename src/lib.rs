@@ -6,4 +6,5 @@ pub mod formats;
 pub mod model;
 pub mod sample;
 pub mod stop;
+pub mod tokens;
 pub use error::{Error, Result};
