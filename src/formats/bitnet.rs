@@ -108,8 +108,6 @@ pub struct OnlineTernary<'a> {
     rows: usize,
     cols: usize,
     inverse: f32,
-    /// One row of floats.
-    buffer: Vec<f32>,
 }
 
 impl<'a> OnlineTernary<'a> {
@@ -130,7 +128,7 @@ impl<'a> OnlineTernary<'a> {
             sum += buffer.iter().map(|w| f64::from(w.abs())).sum::<f64>();
         }
         let mean = (sum / tensor.elements() as f64) as f32;
-        Ok(Self { tensor, rows, cols, inverse: 1.0 / mean.max(SMALLEST_MEAN), buffer })
+        Ok(Self { tensor, rows, cols, inverse: 1.0 / mean.max(SMALLEST_MEAN) })
     }
 
     /// Rows of the matrix: outputs.
@@ -157,10 +155,11 @@ impl<'a> OnlineTernary<'a> {
     ///
     /// # Errors
     /// There is no such row, or `out` has another length.
-    pub fn row(&mut self, row: usize, out: &mut [i8]) -> Result<()> {
+    pub fn row(&self, row: usize, out: &mut [i8]) -> Result<()> {
         check_len(&self.tensor, out.len(), self.cols)?;
-        self.tensor.row_f32(row, &mut self.buffer)?;
-        ternarise(&self.buffer, self.inverse, out);
+        let mut buffer = vec![0.0; self.cols];
+        self.tensor.row_f32(row, &mut buffer)?;
+        ternarise(&buffer, self.inverse, out);
         Ok(())
     }
 }
