@@ -4,20 +4,20 @@ use super::Config;
 
 /// A matrix of the graph, made of the rows of one or several tensors under each other.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct MatrixSource {
+pub(super) struct MatrixSource {
     /// Tensor name without `.weight`, and its rows.
-    pub parts: Vec<(String, usize)>,
+    pub(super) parts: Vec<(String, usize)>,
     /// Inputs.
-    pub columns: usize,
+    pub(super) columns: usize,
     /// Whether every part has a `.bias`.
-    pub bias: bool,
+    pub(super) bias: bool,
     /// What the matrix is for, which decides its number format.
-    pub role: Role,
+    pub(super) role: Role,
 }
 
 /// What a matrix is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Role {
+pub(super) enum Role {
     /// A projection inside a layer.
     Body,
     /// Embedding or lm_head.
@@ -30,40 +30,40 @@ impl MatrixSource {
     }
 
     /// Outputs.
-    pub fn rows(&self) -> usize {
+    pub(super) fn rows(&self) -> usize {
         self.parts.iter().map(|(_, rows)| rows).sum()
     }
 
     /// Weights.
-    pub fn weights(&self) -> u64 {
+    pub(super) fn weights(&self) -> u64 {
         self.rows() as u64 * self.columns as u64
     }
 }
 
 /// The matrices and vectors of one layer.
 #[derive(Clone, Debug)]
-pub struct LayerSource {
+pub(super) struct LayerSource {
     /// Fused query, key and value projections.
-    pub qkv: MatrixSource,
+    pub(super) qkv: MatrixSource,
     /// Attention's output projection.
-    pub attention_output: MatrixSource,
+    pub(super) attention_output: MatrixSource,
     /// Fused gate and up projections.
-    pub gate_up: MatrixSource,
+    pub(super) gate_up: MatrixSource,
     /// The down projection.
-    pub down: MatrixSource,
+    pub(super) down: MatrixSource,
     /// Vectors, as name and length.
-    pub input_norm: (String, usize),
+    pub(super) input_norm: (String, usize),
     /// As above.
-    pub post_attention_norm: (String, usize),
+    pub(super) post_attention_norm: (String, usize),
     /// Query and key norms of each head.
-    pub head_norms: Option<[(String, usize); 2]>,
+    pub(super) head_norms: Option<[(String, usize); 2]>,
     /// Sub-norms before the output and down projections.
-    pub sub_norms: Option<[(String, usize); 2]>,
+    pub(super) sub_norms: Option<[(String, usize); 2]>,
 }
 
 impl LayerSource {
     /// The sources of layer `index`.
-    pub fn new(config: &Config, index: usize) -> Self {
+    pub(super) fn new(config: &Config, index: usize) -> Self {
         let name = |tail: &str| format!("model.layers.{index}.{tail}");
         let (hidden, inner, heads) = (config.hidden, config.intermediate, config.heads);
         let (q, kv) = (heads.query_width(), heads.kv_width());
@@ -92,12 +92,12 @@ impl LayerSource {
     }
 
     /// The layer's matrices, in the order in which they are used.
-    pub fn matrices(&self) -> [&MatrixSource; 4] {
+    pub(super) fn matrices(&self) -> [&MatrixSource; 4] {
         [&self.qkv, &self.attention_output, &self.gate_up, &self.down]
     }
 
     /// The layer's norm vectors.
-    pub fn vectors(&self) -> impl Iterator<Item = &(String, usize)> {
+    pub(super) fn vectors(&self) -> impl Iterator<Item = &(String, usize)> {
         [&self.input_norm, &self.post_attention_norm]
             .into_iter()
             .chain(self.head_norms.iter().flatten())
@@ -106,12 +106,12 @@ impl LayerSource {
 }
 
 /// The token embedding.
-pub fn embedding(config: &Config) -> MatrixSource {
+pub(super) fn embedding(config: &Config) -> MatrixSource {
     head_matrix("model.embed_tokens", config)
 }
 
 /// lm_head, where it is a matrix of its own.
-pub fn lm_head(config: &Config) -> Option<MatrixSource> {
+pub(super) fn lm_head(config: &Config) -> Option<MatrixSource> {
     (!config.tied).then(|| head_matrix("lm_head", config))
 }
 
@@ -120,12 +120,12 @@ fn head_matrix(name: &str, config: &Config) -> MatrixSource {
 }
 
 /// The norm before lm_head.
-pub fn final_norm(config: &Config) -> (String, usize) {
+pub(super) fn final_norm(config: &Config) -> (String, usize) {
     ("model.norm.weight".to_owned(), config.hidden)
 }
 
 /// Tensors that checkpoints carry without the graph needing them: RoPE tables of old exports, and the
 /// copy of a tied embedding.
-pub fn is_harmless(name: &str, config: &Config) -> bool {
+pub(super) fn is_harmless(name: &str, config: &Config) -> bool {
     name.ends_with(".rotary_emb.inv_freq") || (config.tied && name == "lm_head.weight")
 }

@@ -24,7 +24,12 @@ pub struct Formats {
 }
 
 /// The number format that a matrix gets.
-pub fn format_of(source: &MatrixSource, checkpoint: &Checkpoint, config: &Config, formats: &Formats) -> Result<Format> {
+pub(super) fn format_of(
+    source: &MatrixSource,
+    checkpoint: &Checkpoint,
+    config: &Config,
+    formats: &Formats,
+) -> Result<Format> {
     let wanted = match source.role {
         Role::Body => formats.body,
         Role::Head => formats.head.or_else(|| quantised_head(config, formats)),
