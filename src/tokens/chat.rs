@@ -203,11 +203,7 @@ fn environment() -> Environment<'static> {
 }
 
 /// Hugging Face's `tojson`: `json.dumps` with its options, non-ASCII characters and HTML's left as they are.
-fn tojson(
-    value: &Value,
-    ensure_ascii: Option<bool>,
-    kwargs: Kwargs,
-) -> std::result::Result<String, minijinja::Error> {
+fn tojson(value: &Value, ensure_ascii: Option<bool>, kwargs: Kwargs) -> std::result::Result<String, minijinja::Error> {
     let mut json = python::Json {
         ensure_ascii: ensure_ascii.or(kwargs.get("ensure_ascii")?).unwrap_or(false),
         sort_keys: kwargs.get::<Option<bool>>("sort_keys")?.unwrap_or(false),

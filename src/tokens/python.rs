@@ -64,7 +64,10 @@ impl Json {
                 })?;
             }
             kind => {
-                return Err(Error::new(ErrorKind::InvalidOperation, format!("tojson: {kind} is not JSON serializable")));
+                return Err(Error::new(
+                    ErrorKind::InvalidOperation,
+                    format!("tojson: {kind} is not JSON serializable"),
+                ));
             }
         }
         Ok(())
@@ -214,7 +217,10 @@ fn number(out: &mut String, value: &Value, special: [&str; 3]) -> Result<(), Err
 
 fn check_depth(depth: usize) -> Result<(), Error> {
     if depth > MAX_DEPTH {
-        return Err(Error::new(ErrorKind::InvalidOperation, format!("a value is nested deeper than {MAX_DEPTH} levels")));
+        return Err(Error::new(
+            ErrorKind::InvalidOperation,
+            format!("a value is nested deeper than {MAX_DEPTH} levels"),
+        ));
     }
     Ok(())
 }
