@@ -296,6 +296,9 @@ fn broken_templates_are_refused_in_one_line() {
 #[test]
 fn hostile_templates_end() {
     let endless = [
+        "{% set ns = namespace(x=[]) %}{% for a in range(99999) %}{% set ns.x = [ns.x] %}{% endfor %}{{ ns.x }}",
+        "{% set ns = namespace(x=[]) %}{% for a in range(90) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ ns.x }}",
+        "{% set ns = namespace(x=range(99999)|list) %}{% for a in range(90) %}{% set ns.x = [ns.x] %}{% endfor %}{{ ns.x | tojson(indent=255) }}",
         "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
         "{% for a in range(99999) %}{{ 'x' * 100000 }}{% endfor %}",
         "{% set ns = namespace(x='xxxxxxxx') %}{% for a in range(99) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
@@ -307,6 +310,13 @@ fn hostile_templates_end() {
         let Err(e) = render(source) else { panic!("accepted {source}") };
         assert!(start.elapsed().as_secs() < 20, "{source}: {:?}", start.elapsed());
         assert!(e.to_string().starts_with("t: chat template: "), "{source}: {e}");
+    }
+    // As deep as the fuel lasts.
+    for (open, close) in [("[", "]"), ("{'a': ", "}"), ("(", ",)"), ("namespace(x=", ")")] {
+        let nest = open.repeat(60) + "ns.x" + &close.repeat(60);
+        let loops = format!("{{% for a in range(99999) %}}{{% set ns.x = {nest} %}}{{% endfor %}}");
+        let Err(e) = render(&format!("{{% set ns = namespace(x=1) %}}{loops}")) else { panic!("accepted") };
+        assert!(e.to_string().contains("does not end"), "{e}");
     }
     let Err(e) = render("{% macro f(x) %}{{ f(x) }}{% endmacro %}{{ f(1) }}") else { panic!("accepted") };
     assert!(e.to_string().contains("recursion"), "{e}");
