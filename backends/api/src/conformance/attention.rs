@@ -35,15 +35,17 @@ const LAYERS: usize = 2;
 pub fn attention<B: Backend>(options: &B::Options) -> Result<Report, Failure> {
     let mut checker = Checker::default();
     let heads = |query, kv, dim| Heads { query, kv, dim };
-    // The largest |q| and |k|: ordinary ones, and such that scores reach ±1e3 and more.
-    for (heads, lengths, largest) in [
-        (heads(4, 4, 64), vec![300, 33], 1.5),
-        (heads(6, 2, 128), vec![257, 1, 31], 1.5),
-        (heads(8, 2, 8), vec![66, 32, 2, 5], 1.5),
-        (heads(7, 1, 80), vec![256, 9], 1.5),
-        (heads(4, 2, 64), vec![70, 40], 24.0),
+    let all: &[KvFormat] = &[KvFormat::F32, KvFormat::F16, KvFormat::Int8];
+    // The largest |q| and |k|: such that scores reach ±1e3 and more, and ordinary ones.
+    for (heads, lengths, largest, formats) in [
+        (heads(4, 2, 64), vec![40, 70], 24.0, all),
+        (heads(8, 2, 8), vec![66, 32, 2, 5], 1.5, all),
+        (heads(3, 3, 64), vec![300, 33], 1.5, &[KvFormat::F32]),
+        (heads(3, 1, 128), vec![257, 1, 31], 1.5, &[KvFormat::F16]),
+        (heads(7, 1, 80), vec![256, 9], 1.5, &[KvFormat::Int8]),
+        (heads(1, 1, 2), vec![255, 3], 1.5, &[KvFormat::F16]),
     ] {
-        for format in [KvFormat::F32, KvFormat::F16, KvFormat::Int8] {
+        for &format in formats {
             let scenario = Scenario::new(heads, format, &lengths, largest);
             let want = scenario.run::<Oracle>(&())?;
             let got = scenario.run::<B>(options)?;

@@ -13,7 +13,7 @@ use crate::oracle::Oracle;
 use crate::{Backend, Format, HostMatrix, ZeroKind};
 
 /// Rows, columns, batch: around the widths that kernels tile by, and long rows that overflow 16-bit sums.
-const SHAPES: [(usize, usize, usize); 22] = [
+const SHAPES: [(usize, usize, usize); 23] = [
     (1, 1, 1),
     (2, 3, 2),
     (3, 31, 3),
@@ -26,8 +26,9 @@ const SHAPES: [(usize, usize, usize); 22] = [
     (32, 128, 17),
     (33, 129, 3),
     (63, 255, 2),
-    (65, 256, 33),
-    (257, 257, 9),
+    (17, 256, 33),
+    (257, 257, 4),
+    (65, 65, 9),
     (257, 64, 1),
     (8, 384, 64),
     (16, 320, 1),
@@ -35,19 +36,19 @@ const SHAPES: [(usize, usize, usize); 22] = [
     (9, 1280, 4),
     (14, 2560, 1),
     (7, 2592, 7),
-    (7, 6912, 7),
+    (7, 6912, 5),
 ];
 
 /// The shapes of a BitNet 2B4T block, a few rows at a time.
-const TERNARY_SHAPES: [(usize, usize, usize); 3] = [(257, 2560, 2), (65, 6912, 3), (128, 2048, 1)];
+const TERNARY_SHAPES: [(usize, usize, usize); 3] = [(257, 2560, 2), (33, 6912, 3), (128, 2048, 1)];
 
 /// `linear` on integers equals the oracle's bit for bit.
 pub fn integer_products<B: Backend>(options: &B::Options) -> Result<Report, Failure> {
     let products = cases();
-    let want = multiply::<Oracle>(&(), &products)?;
     let got = multiply::<B>(options, &products)?;
     let mut checker = Checker::default();
-    for (product, (got, want)) in products.iter().zip(got.iter().zip(&want)) {
+    for (product, got) in products.iter().zip(&got) {
+        let want = &multiply::<Oracle>(&(), std::slice::from_ref(product))?[0];
         checker.equal(product.case(), got, want)?;
     }
     Ok(checker.report)

@@ -183,7 +183,10 @@ impl<B: Backend> Run<'_, B> {
         self.same(&label, &got, &alone[from * self.plan.vocabulary..])?;
         let got = self.model.step(&rows(&prompt[3..4], 0, 3))?;
         let want = &alone[3 * self.plan.vocabulary..4 * self.plan.vocabulary];
-        self.same("position 3 again", &got, want)
+        self.same("position 3 again", &got, want)?;
+        // The other prompt is in sequence 6: what was stored there must give way.
+        let got = self.model.step(&rows(prompt, 6, 0))?;
+        self.same("a sequence that held other tokens", &got, alone)
     }
 }
 

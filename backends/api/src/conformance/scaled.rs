@@ -15,15 +15,15 @@ use crate::{Activation, Backend, Codes, HostMatrix, Zero};
 
 /// Rows, columns, batch.
 const SHAPES: [(usize, usize, usize); 6] =
-    [(5, 70, 3), (3, 1, 1), (33, 257, 16), (65, 640, 8), (12, 1280, 1), (7, 6912, 9)];
+    [(5, 70, 3), (3, 1, 1), (33, 257, 16), (33, 640, 8), (12, 1280, 1), (7, 6912, 7)];
 
 /// `linear` on real-valued inputs stays within the bound of float rounding.
 pub fn scaled_products<B: Backend>(options: &B::Options) -> Result<Report, Failure> {
     let products = cases();
-    let want = multiply::<Oracle>(&(), &products)?;
     let got = multiply::<B>(options, &products)?;
     let mut checker = Checker::default();
-    for (product, (got, want)) in products.iter().zip(got.iter().zip(&want)) {
+    for (product, got) in products.iter().zip(&got) {
+        let want = &multiply::<Oracle>(&(), std::slice::from_ref(product))?[0];
         let terms = term_sums(product);
         let bound = (4.0 + 2.0 * (product.matrix.columns() as f64).sqrt()) * ROUNDING;
         // The row past the last is untouched: no error is allowed there.
