@@ -1,1 +1,7 @@
 //! Trine on CPUs.
+
+mod isa;
+mod pool;
+mod topology;
+
+pub use isa::{Isa, Options};
