@@ -1,0 +1,135 @@
+//! Which instructions and how many threads to use.
+
+use std::fmt;
+use std::str::FromStr;
+
+use pulp::NullaryFnOnce;
+use trine_backend::{Error, Result};
+
+use crate::topology;
+
+/// How the CPU backend runs.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Options {
+    /// Number of threads; by default one for each physical performance core.
+    pub threads: Option<usize>,
+    /// Instruction set; by default the best that the CPU has.
+    pub isa: Option<Isa>,
+}
+
+impl Options {
+    /// The number of threads to start.
+    pub(crate) fn threads(&self) -> usize {
+        self.threads.unwrap_or_else(topology::performance_cores)
+    }
+
+    /// The instruction set, known to be there. Errors if the CPU lacks the one that was asked for.
+    pub(crate) fn isa(&self) -> Result<Isa> {
+        match self.isa {
+            None => Ok(Isa::detect()),
+            Some(isa) if isa.is_available() => Ok(isa),
+            Some(isa) => {
+                let best = Isa::detect();
+                Err(Error::Unsupported(format!(
+                    "this CPU has no {isa} instructions: '{best}' is the best that it can do"
+                )))
+            }
+        }
+    }
+}
+
+/// An instruction set that kernels are written for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Isa {
+    /// Whatever the compiler's target has: runs everywhere.
+    Plain,
+    /// x86-64-v3: AVX2, FMA, BMI and what comes with them (Intel since Haswell, AMD since Zen).
+    Avx2,
+    /// aarch64's Advanced SIMD.
+    Neon,
+}
+
+impl Isa {
+    /// All of them, the best last.
+    pub const ALL: [Isa; 3] = [Isa::Plain, Isa::Avx2, Isa::Neon];
+
+    /// The best that this CPU has.
+    pub fn detect() -> Self {
+        Isa::ALL.into_iter().rfind(|isa| isa.is_available()).unwrap_or(Isa::Plain)
+    }
+
+    /// Whether this CPU has it.
+    pub fn is_available(self) -> bool {
+        match self {
+            Isa::Plain => true,
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => pulp::x86::V3::is_available(),
+            #[cfg(target_arch = "aarch64")]
+            Isa::Neon => pulp::aarch64::Neon::is_available(),
+            #[allow(unreachable_patterns)] // Every architecture lacks another one.
+            _ => false,
+        }
+    }
+
+    /// Runs `op` compiled for this instruction set. What `op` calls must be `#[inline(always)]` to be
+    /// compiled so too. (aarch64 always has NEON: the compiler uses it in plain code.)
+    #[inline(always)]
+    pub(crate) fn vectorize<Op: NullaryFnOnce>(self, op: Op) -> Op::Output {
+        #[cfg(target_arch = "x86_64")]
+        if let (Isa::Avx2, Some(simd)) = (self, pulp::x86::V3::try_new()) {
+            return simd.vectorize(op);
+        }
+        op.call()
+    }
+}
+
+impl fmt::Display for Isa {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Isa::Plain => "plain",
+            Isa::Avx2 => "avx2",
+            Isa::Neon => "neon",
+        })
+    }
+}
+
+impl FromStr for Isa {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<Self> {
+        let found = Isa::ALL.into_iter().find(|isa| isa.to_string() == name);
+        found.ok_or_else(|| Error::Invalid(format!("'{name}' is no instruction set: it is one of plain, avx2, neon")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_read_back() {
+        for isa in Isa::ALL {
+            assert_eq!(isa.to_string().parse::<Isa>().unwrap(), isa);
+        }
+        assert!("avx512".parse::<Isa>().unwrap_err().to_string().contains("plain, avx2, neon"));
+    }
+
+    #[test]
+    fn only_what_the_cpu_has_is_granted() {
+        let granted = |isa| Options { threads: None, isa: Some(isa) }.isa();
+        for isa in Isa::ALL {
+            assert_eq!(granted(isa).is_ok(), isa.is_available());
+        }
+        assert_eq!(Options::default().isa().unwrap(), Isa::detect());
+        let foreign = if cfg!(target_arch = "aarch64") { Isa::Avx2 } else { Isa::Neon };
+        let error = granted(foreign).unwrap_err();
+        assert!(matches!(&error, Error::Unsupported(line) if line.contains(&foreign.to_string())), "{error}");
+    }
+
+    #[test]
+    fn options_set_the_threads() {
+        assert_eq!(Options { threads: Some(3), isa: None }.threads(), 3);
+        let most = std::thread::available_parallelism().map_or(1, usize::from);
+        assert!((1..=most).contains(&Options::default().threads()));
+    }
+}
