@@ -1,7 +1,19 @@
 //! Trine on CPUs.
 
+mod activations;
+mod attention;
+mod backend;
 mod isa;
+mod kv;
+mod linear;
+mod memory;
+mod ops;
 mod pool;
 mod topology;
+mod weights;
 
+pub use backend::CpuTsar;
 pub use isa::{Isa, Options};
+pub use kv::Kv;
+pub use memory::Buf;
+pub use weights::Weight;

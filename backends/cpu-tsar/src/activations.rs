@@ -1,0 +1,5 @@
+//! Activations.
+
+/// Working memory.
+#[derive(Debug, Default)]
+pub(crate) struct Scratch {}
