@@ -127,6 +127,55 @@ impl Pool {
             }
         });
     }
+
+    /// [`Pool::split`] of two slices of the same length at the same places.
+    pub(crate) fn split_two<T: Send>(
+        &self,
+        first: &mut [T],
+        second: &mut [T],
+        unit: usize,
+        task: impl Fn(usize, &mut [T], &mut [T]) + Sync,
+    ) {
+        assert_eq!(first.len(), second.len());
+        let (items, workers) = (first.len(), self.threads());
+        let (first, second) = (DisjointMut::new(first), DisjointMut::new(second));
+        self.run(&|worker| {
+            let range = chunk(items, workers, worker, unit);
+            if !range.is_empty() {
+                // SAFETY: `chunk` gives the workers ranges that do not overlap, and each worker takes
+                // its own once.
+                let parts = unsafe { (first.range(range.clone()), second.range(range.clone())) };
+                task(range.start, parts.0, parts.1);
+            }
+        });
+    }
+
+    /// Calls `task(index, part, state)` for each `unit` items of `data`, on whichever worker is free, with that
+    /// worker's own of the `states`: for parts whose costs differ.
+    pub(crate) fn each<T: Send, S: Send>(
+        &self,
+        data: &mut [T],
+        unit: usize,
+        states: &mut [S],
+        task: impl Fn(usize, &mut [T], &mut S) + Sync,
+    ) {
+        assert!(unit > 0 && data.len().is_multiple_of(unit) && states.len() >= self.threads());
+        let parts = data.len() / unit;
+        let (data, states) = (DisjointMut::new(data), DisjointMut::new(states));
+        let next = CacheLine(AtomicUsize::new(0));
+        self.run(&|worker| {
+            // SAFETY: each worker takes the state of its own number, once.
+            let state = &mut unsafe { states.range(worker..worker + 1) }[0];
+            loop {
+                let index = next.0.fetch_add(1, Ordering::Relaxed);
+                if index >= parts {
+                    return;
+                }
+                // SAFETY: the counter gives each index to one worker, and the parts do not overlap.
+                task(index, unsafe { data.range(index * unit..(index + 1) * unit) }, state);
+            }
+        });
+    }
 }
 
 impl Drop for Pool {
@@ -388,6 +437,32 @@ mod tests {
             part.iter_mut().enumerate().for_each(|(i, value)| *value += start + i);
         });
         assert!(data.iter().enumerate().all(|(i, &value)| i == value));
+    }
+
+    #[test]
+    fn two_slices_are_split_alike() {
+        let pool = Pool::new(3).unwrap();
+        let (mut first, mut second) = (vec![0; 50], (0..50).collect::<Vec<_>>());
+        pool.split_two(&mut first, &mut second, 8, |start, first, second| {
+            assert_eq!((first.len(), second[0]), (second.len(), start));
+            first.swap_with_slice(second);
+        });
+        assert!(first.iter().enumerate().all(|(i, &value)| i == value));
+        assert_eq!(second, [0; 50]);
+    }
+
+    #[test]
+    fn each_part_is_done_once() {
+        let pool = Pool::new(3).unwrap();
+        let (mut data, mut done) = (vec![0; 5 * 40], [0; 3]);
+        pool.each(&mut data, 5, &mut done, |index, part, done| {
+            assert_eq!(part.len(), 5);
+            part.iter_mut().for_each(|value| *value += index);
+            *done += 1;
+        });
+        assert!(data.iter().enumerate().all(|(i, &value)| i / 5 == value));
+        assert_eq!(done.iter().sum::<usize>(), 40);
+        pool.each(&mut [], 1, &mut done, |_, _: &mut [u8], _| unreachable!());
     }
 
     #[test]

@@ -23,6 +23,18 @@ pub(crate) fn performance_cores() -> usize {
     }
 }
 
+/// The CPU's model where the system says it, else its architecture.
+pub(crate) fn cpu_name() -> String {
+    let cpuinfo = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    parse_model(&cpuinfo).unwrap_or(std::env::consts::ARCH).to_owned()
+}
+
+/// The first "model name" in `/proc/cpuinfo`.
+fn parse_model(cpuinfo: &str) -> Option<&str> {
+    let (_, name) = cpuinfo.lines().find(|line| line.starts_with("model name"))?.split_once(':')?;
+    Some(name.trim()).filter(|name| !name.is_empty())
+}
+
 /// The CPUs of this process's affinity mask; none if `/proc` or `/sys` do not say.
 fn allowed_cpus() -> Option<Vec<Cpu>> {
     let read = |path: &str| std::fs::read_to_string(path).ok();
@@ -89,6 +101,13 @@ mod tests {
         }
         assert_eq!(parse_allowed("Name:\tx\nCpus_allowed:\t5\nCpus_allowed_list:\t0,2\n"), Some(vec![0, 2]));
         assert_eq!(parse_allowed("Name:\tx\n"), None);
+    }
+
+    #[test]
+    fn the_model_is_read() {
+        assert_eq!(parse_model("processor\t: 0\nmodel name\t: Some CPU @ 2: x\n"), Some("Some CPU @ 2: x"));
+        assert_eq!(parse_model("processor : 0\nmodel name :\n"), None);
+        assert!(!cpu_name().is_empty());
     }
 
     #[test]

@@ -1,0 +1,367 @@
+//! One chunk of positions for one group of query heads, and the merging of such partial results.
+
+use pulp::NullaryFnOnce;
+use trine_backend::Heads;
+
+use super::CHUNK;
+use crate::isa::Isa;
+use crate::kv::{LANES, Vectors};
+use crate::ops::math;
+
+/// Vectors that are widened at a time: with 128 columns 8 KB, which stay in the nearest cache.
+pub(super) const TILE: usize = 16;
+
+type Lanes = [f32; LANES];
+
+/// The partial result of `len` positions.
+pub(super) struct Chunk<'a> {
+    /// `[len, stride]`.
+    pub(super) keys: Vectors<'a>,
+    /// `[len, stride]`.
+    pub(super) values: Vectors<'a>,
+    /// At most [`CHUNK`].
+    pub(super) len: usize,
+    /// Padded length of a vector.
+    pub(super) stride: usize,
+    /// Query heads.
+    pub(super) group: usize,
+    /// `[group, stride]`, scaled.
+    pub(super) queries: &'a [f32],
+    /// Working memory, `[group, CHUNK]`.
+    pub(super) scores: &'a mut [f32],
+    /// Working memory, `[TILE, stride]`.
+    pub(super) tile: &'a mut [f32],
+    /// The result, `[values: group x stride | highest: group | total: group]`.
+    pub(super) partial: &'a mut [f32],
+}
+
+impl NullaryFnOnce for Chunk<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn call(mut self) {
+        match self.keys {
+            Vectors::F32(keys) => self.score(keys),
+            Vectors::F16(keys) => self.score(keys),
+            Vectors::Int8(keys, scales) => {
+                self.score(keys);
+                self.scale(scales);
+            }
+        }
+        self.softmax();
+        match self.values {
+            Vectors::F32(values) => self.weigh(values),
+            Vectors::F16(values) => self.weigh(values),
+            Vectors::Int8(values, scales) => {
+                self.scale(scales);
+                self.weigh(values);
+            }
+        }
+    }
+}
+
+impl Chunk<'_> {
+    /// `scores[g][p] = queries[g] · keys[p]`.
+    #[inline(always)]
+    fn score<C: Cell>(&mut self, keys: &[C]) {
+        let stride = self.stride;
+        for start in (0..self.len).step_by(TILE) {
+            let tile = (self.len - start).min(TILE);
+            let keys = C::widen(&keys[start * stride..(start + tile) * stride], self.tile);
+            for_heads(self.group, |g, together| {
+                let queries = &self.queries[g * stride..];
+                let scores = &mut self.scores[g * CHUNK + start..];
+                match together {
+                    4 => dots::<4>(queries, keys, stride, scores),
+                    2 => dots::<2>(queries, keys, stride, scores),
+                    _ => dots::<1>(queries, keys, stride, scores),
+                }
+            });
+        }
+    }
+
+    /// `scores[g][p] *= scales[p]`.
+    #[inline(always)]
+    fn scale(&mut self, scales: &[f32]) {
+        for scores in self.scores.chunks_exact_mut(CHUNK).take(self.group) {
+            scores.iter_mut().zip(scales).for_each(|(score, scale)| *score *= scale);
+        }
+    }
+
+    /// Turns scores into weights `e^(score - highest)`; the highest and the weights' sum go to the result.
+    #[inline(always)]
+    fn softmax(&mut self) {
+        let group = self.group;
+        let (highest, total) = self.partial[group * self.stride..].split_at_mut(group);
+        for (g, scores) in self.scores.chunks_exact_mut(CHUNK).take(group).enumerate() {
+            let scores = &mut scores[..self.len];
+            highest[g] = max(scores);
+            for score in &mut *scores {
+                *score = math::exp(*score - highest[g]);
+            }
+            total[g] = math::sum(scores.len(), |i| f64::from(scores[i])) as f32;
+        }
+    }
+
+    /// `partial[g] = Σ scores[g][p] · values[p]`.
+    #[inline(always)]
+    fn weigh<C: Cell>(&mut self, values: &[C]) {
+        let stride = self.stride;
+        self.partial[..self.group * stride].fill(0.0);
+        for start in (0..self.len).step_by(TILE) {
+            let tile = (self.len - start).min(TILE);
+            let values = C::widen(&values[start * stride..(start + tile) * stride], self.tile);
+            for_heads(self.group, |g, together| {
+                let weights = &self.scores[g * CHUNK + start..];
+                let sums = &mut self.partial[g * stride..];
+                match together {
+                    4 => weighted_sums::<4>(weights, values, stride, sums),
+                    2 => weighted_sums::<2>(weights, values, stride, sums),
+                    _ => weighted_sums::<1>(weights, values, stride, sums),
+                }
+            });
+        }
+    }
+}
+
+/// Calls `task(first head, 4, 2 or 1 heads)` until all heads of a group have been covered.
+#[inline(always)]
+fn for_heads(group: usize, mut task: impl FnMut(usize, usize)) {
+    let mut g = 0;
+    while g < group {
+        let together = match group - g {
+            4.. => 4,
+            2..=3 => 2,
+            _ => 1,
+        };
+        task(g, together);
+        g += together;
+    }
+}
+
+/// `scores[g · CHUNK + p] = queries[g] · keys[p]` for G heads: lane sums, then a tree.
+#[inline(always)]
+fn dots<const G: usize>(queries: &[f32], keys: &[f32], stride: usize, scores: &mut [f32]) {
+    let queries: [&[Lanes]; G] = std::array::from_fn(|g| lanes(&queries[g * stride..(g + 1) * stride]));
+    let mut pairs = keys.chunks_exact(2 * stride);
+    let mut p = 0;
+    for pair in &mut pairs {
+        let (first, second) = pair.split_at(stride);
+        let sums = dots_of(queries, [lanes(first), lanes(second)]);
+        for g in 0..G {
+            scores[g * CHUNK + p] = math::sum8(sums[g][0]);
+            scores[g * CHUNK + p + 1] = math::sum8(sums[g][1]);
+        }
+        p += 2;
+    }
+    if !pairs.remainder().is_empty() {
+        let sums = dots_of(queries, [lanes(pairs.remainder())]);
+        for g in 0..G {
+            scores[g * CHUNK + p] = math::sum8(sums[g][0]);
+        }
+    }
+}
+
+/// Lane sums of the products of each query with each key.
+#[inline(always)]
+fn dots_of<const G: usize, const P: usize>(queries: [&[Lanes]; G], keys: [&[Lanes]; P]) -> [[Lanes; P]; G] {
+    let mut sums = [[[0.0; LANES]; P]; G];
+    for i in 0..keys[0].len() {
+        let keys: [Lanes; P] = std::array::from_fn(|p| keys[p][i]);
+        for g in 0..G {
+            let query = queries[g][i];
+            for p in 0..P {
+                for lane in 0..LANES {
+                    sums[g][p][lane] += query[lane] * keys[p][lane];
+                }
+            }
+        }
+    }
+    sums
+}
+
+/// `sums[g · stride + i] += Σ weights[g · CHUNK + p] · values[p][i]` for G heads, in the order of positions.
+#[inline(always)]
+fn weighted_sums<const G: usize>(weights: &[f32], values: &[f32], stride: usize, sums: &mut [f32]) {
+    let whole = stride / (2 * LANES) * 2 * LANES;
+    for at in (0..whole).step_by(2 * LANES) {
+        weighted_lanes::<G, 2>(weights, values, stride, at, sums);
+    }
+    if whole < stride {
+        weighted_lanes::<G, 1>(weights, values, stride, whole, sums);
+    }
+}
+
+/// [`weighted_sums`] of `N` times [`LANES`] columns from `at` on.
+#[inline(always)]
+fn weighted_lanes<const G: usize, const N: usize>(
+    weights: &[f32],
+    values: &[f32],
+    stride: usize,
+    at: usize,
+    sums: &mut [f32],
+) {
+    let span = |g: usize| g * stride + at..g * stride + at + N * LANES;
+    let mut local: [[Lanes; N]; G] = std::array::from_fn(|g| std::array::from_fn(|n| lanes(&sums[span(g)])[n]));
+    for (p, value) in values.chunks_exact(stride).enumerate() {
+        let value = lanes(&value[at..at + N * LANES]);
+        for g in 0..G {
+            let weight = weights[g * CHUNK + p];
+            for n in 0..N {
+                for lane in 0..LANES {
+                    local[g][n][lane] += weight * value[n][lane];
+                }
+            }
+        }
+    }
+    for g in 0..G {
+        sums[span(g)].copy_from_slice(local[g].as_flattened());
+    }
+}
+
+#[inline(always)]
+fn lanes(x: &[f32]) -> &[Lanes] {
+    x.as_chunks().0
+}
+
+/// The largest; NaN only if all are.
+#[inline(always)]
+fn max(x: &[f32]) -> f32 {
+    let mut lanes = [f32::NEG_INFINITY; LANES];
+    let (whole, rest) = x.as_chunks::<LANES>();
+    for x in whole {
+        for (lane, &x) in lanes.iter_mut().zip(x) {
+            *lane = if x > *lane { x } else { *lane };
+        }
+    }
+    lanes.iter().chain(rest).fold(f32::NEG_INFINITY, |largest, &x| largest.max(x))
+}
+
+/// A number that keys and values are stored in.
+trait Cell: Copy {
+    /// The same numbers as floats, in `tile` unless they are floats already.
+    fn widen<'t>(cells: &'t [Self], tile: &'t mut [f32]) -> &'t [f32];
+}
+
+impl Cell for f32 {
+    #[inline(always)]
+    fn widen<'t>(cells: &'t [f32], _: &'t mut [f32]) -> &'t [f32] {
+        cells
+    }
+}
+
+impl Cell for i8 {
+    #[inline(always)]
+    fn widen<'t>(cells: &'t [i8], tile: &'t mut [f32]) -> &'t [f32] {
+        let tile = &mut tile[..cells.len()];
+        tile.iter_mut().zip(cells).for_each(|(to, &code)| *to = f32::from(code));
+        tile
+    }
+}
+
+/// The bits of f16.
+impl Cell for u16 {
+    #[inline(always)]
+    fn widen<'t>(cells: &'t [u16], tile: &'t mut [f32]) -> &'t [f32] {
+        let tile = &mut tile[..cells.len()];
+        tile.iter_mut().zip(cells).for_each(|(to, &bits)| *to = widen_f16(bits));
+        tile
+    }
+}
+
+/// f16 to f32, exactly. The bits moved to f32's places are the number times 2^-112 (also for subnormals);
+/// only infinity and NaN need their exponent replaced.
+#[inline(always)]
+fn widen_f16(bits: u16) -> f32 {
+    const TWO_TO_112: f32 = f32::from_bits((127 + 112) << 23);
+    let bits = u32::from(bits);
+    let magnitude = (bits & 0x7fff) << 13;
+    let finite = (f32::from_bits(magnitude) * TWO_TO_112).to_bits();
+    let special = magnitude | 0x7f80_0000;
+    let widened = if bits & 0x7c00 == 0x7c00 { special } else { finite };
+    f32::from_bits(widened | (bits & 0x8000) << 16)
+}
+
+/// Merges the partial result of the next chunk into that of the chunks before it.
+pub(super) fn merge(isa: Isa, heads: Heads, into: &mut [f32], next: &[f32]) {
+    isa.vectorize(Merge { group: heads.group(), into, next });
+}
+
+struct Merge<'a> {
+    group: usize,
+    into: &'a mut [f32],
+    next: &'a [f32],
+}
+
+impl NullaryFnOnce for Merge<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn call(self) {
+        let group = self.group;
+        let stride = self.next.len() / group - 2;
+        let (values, sums) = self.into.split_at_mut(group * stride);
+        let (next_values, next_sums) = self.next.split_at(group * stride);
+        for g in 0..group {
+            let (highest, next_highest) = (sums[g], next_sums[g]);
+            let both = highest.max(next_highest);
+            let (keep, add) = (math::exp(highest - both), math::exp(next_highest - both));
+            sums[g] = both;
+            sums[group + g] = sums[group + g] * keep + next_sums[group + g] * add;
+            let next = &next_values[g * stride..(g + 1) * stride];
+            for (value, next) in values[g * stride..(g + 1) * stride].iter_mut().zip(next) {
+                *value = *value * keep + next * add;
+            }
+        }
+    }
+}
+
+/// Divides by the weights' sum: `out` is `[group, dim]`.
+pub(super) fn finish(isa: Isa, heads: Heads, partial: &[f32], out: &mut [f32]) {
+    isa.vectorize(Finish { heads, partial, out });
+}
+
+struct Finish<'a> {
+    heads: Heads,
+    partial: &'a [f32],
+    out: &'a mut [f32],
+}
+
+impl NullaryFnOnce for Finish<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn call(self) {
+        let (group, dim) = (self.heads.group(), self.heads.dim);
+        let stride = self.partial.len() / group - 2;
+        let (values, sums) = self.partial.split_at(group * stride);
+        for (g, (out, values)) in self.out.chunks_exact_mut(dim).zip(values.chunks_exact(stride)).enumerate() {
+            let scale = 1.0 / sums[group + g];
+            out.iter_mut().zip(values).for_each(|(out, value)| *out = value * scale);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_f16_is_widened_exactly() {
+        for bits in 0..=u16::MAX {
+            let (got, expected) = (widen_f16(bits), half::f16::from_bits(bits).to_f32());
+            assert!(got.to_bits() == expected.to_bits() || got.is_nan() && expected.is_nan(), "{bits:#x}");
+        }
+    }
+
+    #[test]
+    fn the_largest_is_found_anywhere() {
+        for len in 1..40 {
+            for at in 0..len {
+                let mut x = vec![-3.0; len];
+                x[at] = -1.0;
+                assert_eq!(max(&x), -1.0);
+            }
+        }
+    }
+}

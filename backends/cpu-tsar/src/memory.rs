@@ -1,0 +1,101 @@
+//! Host memory that is asked for politely: too much of it is an error, not an abort.
+
+use trine_backend::{Error, Result};
+
+/// Bytes that buffers are aligned to: a cache line, and the widest vector of any CPU.
+const ALIGNMENT: usize = 64;
+
+/// `len` zeros. The system gives large ones lazily: pages that are never touched take no memory.
+pub(crate) fn zeros<T: Clone + Default>(len: usize, zero: fn(usize) -> Vec<T>, what: &str) -> Result<Vec<T>> {
+    let mut probe = Vec::<T>::new();
+    if probe.try_reserve_exact(len).is_err() {
+        let bytes = len.saturating_mul(size_of::<T>());
+        return Err(Error::OutOfMemory(format!("no memory for {what}: it takes {} MB", bytes / 1_000_000)));
+    }
+    drop(probe);
+    Ok(zero(len))
+}
+
+/// f32 `[rows, columns]`, row-major, the first of them at the start of a cache line.
+#[derive(Debug)]
+pub struct Buf {
+    rows: usize,
+    columns: usize,
+    /// Where the values start in `data`.
+    start: usize,
+    data: Vec<f32>,
+}
+
+impl Buf {
+    /// Zeros. Errors if it is empty or takes too much memory.
+    pub(crate) fn zeroed(rows: usize, columns: usize) -> Result<Self> {
+        if rows == 0 || columns == 0 {
+            return Err(Error::Invalid(format!("a buffer of {rows} x {columns} holds nothing")));
+        }
+        let padding = ALIGNMENT / size_of::<f32>() - 1;
+        let len = rows.checked_mul(columns).and_then(|cells| cells.checked_add(padding)).unwrap_or(usize::MAX);
+        let data = zeros(len, |len| vec![0.0; len], &format!("a buffer of {rows} x {columns}"))?;
+        let start = data.as_ptr().align_offset(ALIGNMENT).min(padding);
+        Ok(Buf { rows, columns, start, data })
+    }
+
+    /// A copy of `data`, rows of `columns`.
+    pub(crate) fn from_rows(columns: usize, data: &[f32]) -> Result<Self> {
+        if columns == 0 || data.is_empty() || !data.len().is_multiple_of(columns) {
+            return Err(Error::Invalid(format!("{} values do not fill rows of {columns}", data.len())));
+        }
+        let mut buf = Buf::zeroed(data.len() / columns, columns)?;
+        buf.front_mut(buf.rows).copy_from_slice(data);
+        Ok(buf)
+    }
+
+    /// Width of a row.
+    pub(crate) fn columns(&self) -> usize {
+        self.columns
+    }
+
+    /// The first `rows` rows, `[rows, columns]`.
+    pub(crate) fn front(&self, rows: usize) -> &[f32] {
+        assert!(rows <= self.rows, "{rows} rows of a buffer of {}", self.rows);
+        &self.data[self.start..][..rows * self.columns]
+    }
+
+    /// The first `rows` rows, `[rows, columns]`.
+    pub(crate) fn front_mut(&mut self, rows: usize) -> &mut [f32] {
+        assert!(rows <= self.rows, "{rows} rows of a buffer of {}", self.rows);
+        &mut self.data[self.start..][..rows * self.columns]
+    }
+
+    /// One row.
+    pub(crate) fn row(&self, row: usize) -> &[f32] {
+        assert!(row < self.rows, "row {row} of a buffer of {}", self.rows);
+        &self.data[self.start + row * self.columns..][..self.columns]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buffers_start_at_a_cache_line() {
+        for columns in [1, 3, 16, 1000] {
+            let mut buf = Buf::zeroed(3, columns).unwrap();
+            assert_eq!(buf.front(3).as_ptr() as usize % ALIGNMENT, 0);
+            assert!(buf.front(3).iter().all(|&x| x == 0.0));
+            buf.front_mut(3)[columns] = 1.0;
+            assert_eq!(buf.row(1)[0], 1.0);
+        }
+        assert_eq!(Buf::from_rows(2, &[1.0, 2.0, 3.0, 4.0]).unwrap().row(1), [3.0, 4.0]);
+    }
+
+    #[test]
+    fn impossible_buffers_are_errors() {
+        for (rows, columns) in [(usize::MAX, 2), (usize::MAX / 4, 1), (1 << 45, 1 << 10), (usize::MAX, 1)] {
+            assert!(matches!(Buf::zeroed(rows, columns), Err(Error::OutOfMemory(_))), "{rows} x {columns}");
+        }
+        assert!(matches!(Buf::zeroed(0, 1), Err(Error::Invalid(_))));
+        assert!(matches!(Buf::from_rows(2, &[1.0]), Err(Error::Invalid(_))));
+        assert!(matches!(Buf::from_rows(0, &[]), Err(Error::Invalid(_))));
+    }
+}

@@ -1,0 +1,45 @@
+//! Rotary position embedding (Su et al., "RoFormer", 2021), in the half pairing.
+
+use pulp::NullaryFnOnce;
+use trine_backend::{Heads, Row};
+
+use super::split;
+use crate::isa::Isa;
+use crate::memory::Buf;
+use crate::pool::Pool;
+
+/// Rotates query and key heads of fused rows in place. Row `p` of `table` holds `cos[dim / 2] | sin[dim / 2]` of
+/// position `p`.
+pub(crate) fn rope(pool: &Pool, isa: Isa, rows: &[Row], qkv: &mut [f32], heads: Heads, table: &Buf) {
+    let width = heads.fused_width();
+    assert_eq!(qkv.len(), rows.len() * width);
+    assert!(heads.dim.is_multiple_of(2) && table.columns() == heads.dim, "the table does not fit {heads:?}");
+    split(pool, qkv, width, 1, |start, qkv| {
+        isa.vectorize(Rotate { rows: &rows[start / width..], qkv, heads, table });
+    });
+}
+
+struct Rotate<'a> {
+    rows: &'a [Row],
+    qkv: &'a mut [f32],
+    heads: Heads,
+    table: &'a Buf,
+}
+
+impl NullaryFnOnce for Rotate<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn call(self) {
+        let Heads { query, kv, dim } = self.heads;
+        for (row, qkv) in self.rows.iter().zip(self.qkv.chunks_exact_mut(self.heads.fused_width())) {
+            let (cos, sin) = self.table.row(row.position as usize).split_at(dim / 2);
+            for head in qkv.chunks_exact_mut(dim).take(query + kv) {
+                let (first, second) = head.split_at_mut(dim / 2);
+                for (((first, second), cos), sin) in first.iter_mut().zip(second).zip(cos).zip(sin) {
+                    (*first, *second) = (*first * cos - *second * sin, *second * cos + *first * sin);
+                }
+            }
+        }
+    }
+}
