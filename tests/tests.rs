@@ -1,3 +1,5 @@
 //! All integration tests, in one program: linking is the slow part.
 
 mod golden;
+mod quality;
+mod session;
