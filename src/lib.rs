@@ -2,4 +2,9 @@
 #![warn(missing_docs)]
 
 pub mod error;
+pub mod formats;
+pub mod model;
+pub mod sample;
+pub mod stop;
+pub mod tokens;
 pub use error::{Error, Result};

@@ -1,0 +1,31 @@
+//! Files that hold weights: Hugging Face safetensors directories and the quantised layouts inside them.
+//!
+//! Nothing here knows a model: [`Checkpoint`] gives named, typed, shaped bytes; [`bitnet`] reads the ternary layouts.
+//! Nothing that a file says is trusted: every size, offset and shape is checked once, on opening, with checked
+//! arithmetic, and what is wrong comes out as one line with the file, the tensor and the reason.
+
+pub mod bitnet;
+pub mod checkpoint;
+pub mod mapped;
+pub mod safetensors;
+pub mod tensor;
+
+mod kind;
+mod unique;
+
+#[cfg(test)]
+pub(crate) mod test_files;
+
+pub use bitnet::{OnlineTernary, PackedTernary};
+pub use checkpoint::Checkpoint;
+pub use mapped::Mapped;
+pub use tensor::{Dtype, Tensor, check_finite};
+
+/// A name out of a file, fit for an error line: quoted, control characters escaped, cut if absurdly long.
+pub(crate) fn quoted(name: &str) -> String {
+    const LONGEST: usize = 120;
+    match name.char_indices().nth(LONGEST) {
+        None => format!("\"{}\"", name.escape_debug()),
+        Some((end, _)) => format!("\"{}…\"", name[..end].escape_debug()),
+    }
+}
