@@ -1,5 +1,178 @@
-//! Activations.
+//! The activations of a matrix product: quantised once, read by every row of the matrix.
 
-/// Working memory.
+use trine_backend::activation::{self, BLOCK};
+use trine_backend::{Activation, Error, Result};
+
+use crate::isa::Isa;
+use crate::kernels;
+use crate::pool::{DisjointMut, Pool, chunk};
+
+/// 32 codes of i8, four to a dword, the first in memory first: what a kernel broadcasts.
+pub(crate) type CodeBlock = [i32; BLOCK / 4];
+
+/// Columns of all tokens below which the fork costs more than it saves.
+const FORK: usize = 1 << 15;
+
+/// Room for the quantised rows of the widest product of a step.
 #[derive(Debug, Default)]
-pub(crate) struct Scratch {}
+pub struct Scratch {
+    /// `[rows, blocks]`; columns past the last are 0.
+    codes: Vec<CodeBlock>,
+    /// `[rows, blocks]`, all of a row equal under [`Activation::Token`].
+    scales: Vec<f32>,
+    /// `[rows, blocks]`: sums of the codes.
+    sums: Vec<i32>,
+    /// `[rows]`: sums of the codes.
+    totals: Vec<i32>,
+}
+
+impl Scratch {
+    /// Makes room for `rows` tokens of `columns` activations, and keeps the room that there is. Called at
+    /// load for each buffer that may be multiplied with a matrix.
+    ///
+    /// Errors if the system has no memory for it.
+    pub(crate) fn reserve(&mut self, rows: usize, columns: usize) -> Result<()> {
+        let none = || Error::OutOfMemory(format!("no memory for the codes of {rows} x {columns} activations"));
+        let blocks = rows.checked_mul(columns.div_ceil(BLOCK)).ok_or_else(none)?;
+        let grown = grow(&mut self.codes, blocks)
+            .and_then(|()| grow(&mut self.scales, blocks))
+            .and_then(|()| grow(&mut self.sums, blocks))
+            .and_then(|()| grow(&mut self.totals, rows));
+        grown.ok_or_else(none)
+    }
+
+    /// Quantises `x` `[rows, columns]` as `activation` says; under [`Activation::Float`] the tokens have
+    /// their floats alone.
+    ///
+    /// # Panics
+    /// If the rows were not reserved and there is no memory for them now.
+    pub(crate) fn quantize<'a>(
+        &'a mut self,
+        pool: &Pool,
+        isa: Isa,
+        activation: Activation,
+        x: &'a [f32],
+        columns: usize,
+    ) -> Tokens<'a> {
+        let (rows, blocks) = (x.len() / columns, columns.div_ceil(BLOCK));
+        if activation == Activation::Float {
+            return Tokens { x, columns, blocks, codes: &[], scales: &[], sums: &[], totals: &[] };
+        }
+        self.reserve(rows, columns).expect("the activations were reserved at load");
+        let quantize = kernels::quantize(isa);
+        let workers = pool.threads();
+        let (codes, scales) = (&mut self.codes[..rows * blocks], &mut self.scales[..rows * blocks]);
+        let (sums, totals) = (&mut self.sums[..rows * blocks], &mut self.totals[..rows]);
+        let parts =
+            (DisjointMut::new(codes), DisjointMut::new(scales), DisjointMut::new(sums), DisjointMut::new(totals));
+        let work = |workers: usize, worker: usize| {
+            for row in chunk(rows, workers, worker, 1) {
+                let span = row * blocks..(row + 1) * blocks;
+                #[allow(unsafe_code)]
+                // SAFETY: `chunk` gives each row to one worker, and rows do not overlap.
+                let (codes, scales, sums, total) = unsafe {
+                    let (codes, scales) = (parts.0.range(span.clone()), parts.1.range(span.clone()));
+                    (codes, scales, parts.2.range(span), parts.3.range(row..row + 1))
+                };
+                quantize(&x[row * columns..][..columns], activation, codes, scales, sums);
+                total[0] = sums.iter().sum();
+            }
+        };
+        if pool.threads() > 1 && rows > 1 && x.len() >= FORK {
+            pool.run(&|worker| work(workers, worker));
+        } else {
+            work(1, 0);
+        }
+        let (codes, scales) = (&self.codes[..rows * blocks], &self.scales[..rows * blocks]);
+        Tokens { x, columns, blocks, codes, scales, sums: &self.sums[..rows * blocks], totals: &self.totals[..rows] }
+    }
+}
+
+/// Lengthens a vector to `len` zeros; `None` if there is no memory for it.
+fn grow<T: bytemuck::Zeroable + Copy>(values: &mut Vec<T>, len: usize) -> Option<()> {
+    if let Some(more) = len.checked_sub(values.len()) {
+        values.try_reserve_exact(more).ok()?;
+        values.resize(len, T::zeroed());
+    }
+    Some(())
+}
+
+/// A run of tokens as the kernels see them.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Tokens<'a> {
+    /// The floats `[tokens, columns]`.
+    x: &'a [f32],
+    columns: usize,
+    blocks: usize,
+    codes: &'a [CodeBlock],
+    scales: &'a [f32],
+    sums: &'a [i32],
+    totals: &'a [i32],
+}
+
+/// The activations of one token.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Token<'a> {
+    /// Codes of each block.
+    pub(crate) codes: &'a [CodeBlock],
+    /// Scale of each block.
+    pub(crate) scales: &'a [f32],
+    /// Sum of the codes of each block.
+    pub(crate) sums: &'a [i32],
+    /// Sum of all codes.
+    pub(crate) total: i32,
+}
+
+impl<'a> Tokens<'a> {
+    /// Number of tokens.
+    pub(crate) fn len(&self) -> usize {
+        self.x.len() / self.columns
+    }
+
+    /// `count` tokens from the one at `first`.
+    pub(crate) fn slice(&self, first: usize, count: usize) -> Self {
+        let mut part = Tokens { x: &self.x[first * self.columns..][..count * self.columns], ..*self };
+        if !self.totals.is_empty() {
+            part.codes = &self.codes[first * self.blocks..][..count * self.blocks];
+            part.scales = &self.scales[first * self.blocks..][..count * self.blocks];
+            part.sums = &self.sums[first * self.blocks..][..count * self.blocks];
+            part.totals = &self.totals[first..][..count];
+        }
+        part
+    }
+
+    /// The quantised activations of one token.
+    #[inline(always)]
+    pub(crate) fn token(&self, token: usize) -> Token<'a> {
+        Token {
+            codes: &self.codes[token * self.blocks..][..self.blocks],
+            scales: &self.scales[token * self.blocks..][..self.blocks],
+            sums: &self.sums[token * self.blocks..][..self.blocks],
+            total: self.totals[token],
+        }
+    }
+
+    /// The float activations of one token.
+    #[inline(always)]
+    pub(crate) fn floats(&self, token: usize) -> &'a [f32] {
+        &self.x[token * self.columns..][..self.columns]
+    }
+}
+
+/// Quantises one token by the definition in [`trine_backend::activation`]: `codes`, `scales` and `sums` of
+/// each block.
+pub(crate) fn quantize_plain(
+    x: &[f32],
+    activation: Activation,
+    codes: &mut [CodeBlock],
+    scales: &mut [f32],
+    sums: &mut [i32],
+) {
+    let bytes: &mut [i8] = bytemuck::cast_slice_mut(codes);
+    let (used, padding) = bytes.split_at_mut(x.len());
+    activation::quantize(x, activation, used, scales);
+    padding.fill(0);
+    for (sum, codes) in sums.iter_mut().zip(bytes.chunks_exact(BLOCK)) {
+        *sum = codes.iter().map(|&code| i32::from(code)).sum();
+    }
+}

@@ -4,6 +4,7 @@ mod activations;
 mod attention;
 mod backend;
 mod isa;
+mod kernels;
 mod kv;
 mod linear;
 mod memory;
@@ -15,6 +16,8 @@ mod weights;
 
 pub use backend::CpuTsar;
 pub use isa::{Isa, Options};
+pub use kernels::{Family, KernelInfo};
 pub use kv::Kv;
+pub use linear::Multiplier;
 pub use memory::Buf;
 pub use weights::Weight;

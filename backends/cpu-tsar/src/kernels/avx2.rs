@@ -1,0 +1,132 @@
+//! x86-64-v3 kernels.
+//!
+//! Helpers are `#[inline(always)]`: compiled by themselves they would lack AVX2.
+
+mod dense;
+mod int4;
+mod int8;
+mod quantize;
+mod ternary;
+
+use std::arch::x86_64::{__m128i, __m256, __m256i};
+
+use super::{Family, Job, KernelInfo};
+use crate::isa::Isa;
+
+pub(super) use quantize::quantize;
+
+pulp::simd_type!({
+    /// Proof that the CPU has the instructions that these kernels use: of x86-64-v3, with the F16C that
+    /// pulp's own token leaves out.
+    pub(crate) struct Simd {
+        pub(crate) sse: f!("sse"),
+        pub(crate) sse2: f!("sse2"),
+        pub(crate) avx: f!("avx"),
+        pub(crate) avx2: f!("avx2"),
+        pub(crate) fma: f!("fma"),
+        pub(crate) f16c: f!("f16c"),
+    }
+});
+
+/// A table entry: `$body` is an `#[inline(always)]` function of `(Simd, &Job, &mut [Outputs])`.
+macro_rules! kernel {
+    ($name:literal, $family:ident, $tiles:literal x $tokens:literal, $body:expr, $reason:literal) => {
+        KernelInfo {
+            name: $name,
+            isa: Isa::Avx2,
+            family: Family::$family,
+            tiles: $tiles,
+            tokens: $tokens,
+            reason: $reason,
+            run: |job, out| {
+                let simd = Simd::try_new().expect("the kernels are chosen for CPUs that have AVX2");
+                simd.vectorize(
+                    #[inline(always)]
+                    || $body(simd, job, out),
+                );
+            },
+        }
+    };
+}
+
+/// By family; then by tokens, then by tiles, both falling.
+pub(super) static KERNELS: [KernelInfo; 14] = [
+    kernel!("avx2-ternary-2x4", Ternary, 2 x 4, ternary::prefill::<2, 4>,
+        "8 sums in registers; codes unpacked once for 4 tokens, activations broadcast once for 16 rows"),
+    kernel!("avx2-ternary-1x4", Ternary, 1 x 4, ternary::prefill::<1, 4>, "an odd last tile"),
+    kernel!("avx2-ternary-2x1", Ternary, 2 x 1, ternary::decode::<2>,
+        "one shift for four codes; two tiles share the broadcasts; prefetches the next two"),
+    kernel!("avx2-ternary-1x1", Ternary, 1 x 1, ternary::decode::<1>, "an odd last tile"),
+    kernel!("avx2-int4-2x4", Int4, 2 x 4, int4::product::<2, 4>,
+        "8 sums in registers; codes unpacked once for 4 tokens, activations broadcast once for 16 rows"),
+    kernel!("avx2-int4-1x4", Int4, 1 x 4, int4::product::<1, 4>, "an odd last tile"),
+    kernel!("avx2-int4-2x1", Int4, 2 x 1, int4::product::<2, 1>,
+        "two tiles share the broadcasts and hide each other's latency; prefetches the next two"),
+    kernel!("avx2-int4-1x1", Int4, 1 x 1, int4::product::<1, 1>, "an odd last tile"),
+    kernel!("avx2-int8-2x4", Int8, 2 x 4, int8::product::<2, 4>, "activations broadcast once for 16 rows"),
+    kernel!("avx2-int8-1x4", Int8, 1 x 4, int8::product::<1, 4>, "an odd last tile"),
+    kernel!("avx2-int8-2x1", Int8, 2 x 1, int8::product::<2, 1>,
+        "two tiles share the broadcasts; prefetches the next two"),
+    kernel!("avx2-int8-1x1", Int8, 1 x 1, int8::product::<1, 1>, "an odd last tile"),
+    kernel!("avx2-dense-1x2", Dense, 1 x 2, dense::product::<2>, "8 sums in registers; weights converted once for both tokens"),
+    kernel!("avx2-dense-1x1", Dense, 1 x 1, dense::product::<1>, "bound by memory"),
+];
+
+/// Whether a kernel should ask for the weights that come after its own: with one token every weight is
+/// used once, straight from memory.
+const fn streams(tokens: usize) -> bool {
+    tokens == 1
+}
+
+#[inline(always)]
+fn load(bytes: &[u8; 32]) -> __m256i {
+    pulp::cast(*bytes)
+}
+
+#[inline(always)]
+fn floats(values: [f32; 8]) -> __m256 {
+    pulp::cast(values)
+}
+
+/// f16 to f32.
+#[inline(always)]
+fn halves(simd: Simd, bytes: &[u8; 16]) -> __m256 {
+    let halves: __m128i = pulp::cast(*bytes);
+    let _ = simd.f16c;
+    #[allow(unsafe_code)]
+    // SAFETY: the token proves that the CPU has F16C.
+    unsafe {
+        std::arch::x86_64::_mm256_cvtph_ps(halves)
+    }
+}
+
+/// Asks for the cache line at the same place in the tiles that follow the job's.
+#[inline(always)]
+fn prefetch_next(simd: Simd, job: &Job<'_>, at: &[u8]) {
+    const T1: i32 = std::arch::x86_64::_MM_HINT_T1;
+    simd.sse._mm_prefetch::<T1>(at.as_ptr().wrapping_add(job.tiles.len()).cast());
+}
+
+/// Adds the pairs of int16 in each dword.
+#[inline(always)]
+fn add_pairs(simd: Simd, sums: __m256i) -> __m256i {
+    simd.avx2._mm256_madd_epi16(sums, simd.avx._mm256_set1_epi16(1))
+}
+
+/// `sums + Σ codes · activations` in int16 pairs: unsigned codes, signed activations.
+#[inline(always)]
+fn multiply_add(simd: Simd, sums: __m256i, codes: __m256i, activations: __m256i) -> __m256i {
+    simd.avx2._mm256_add_epi16(sums, simd.avx2._mm256_maddubs_epi16(codes, activations))
+}
+
+/// Four activations for each row.
+#[inline(always)]
+fn broadcast(simd: Simd, activations: i32) -> __m256i {
+    simd.avx._mm256_set1_epi32(activations)
+}
+
+/// `y + sum · scale`, rounded after each of the two.
+#[inline(always)]
+fn scale_add(simd: Simd, y: __m256, sum: __m256i, scale: __m256) -> __m256 {
+    simd.avx._mm256_add_ps(y, simd.avx._mm256_mul_ps(simd.avx._mm256_cvtepi32_ps(sum), scale))
+}

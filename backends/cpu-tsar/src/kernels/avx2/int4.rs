@@ -1,0 +1,145 @@
+//! INT4 products: codes of 0..=15, two to a byte.
+
+use std::arch::x86_64::{__m128i, __m256, __m256i};
+
+use trine_backend::{Format, ZeroKind};
+
+use super::{Simd, add_pairs, broadcast, halves, load, multiply_add, prefetch_next, scale_add, streams};
+use crate::activations::Token;
+use crate::kernels::{Job, Outputs};
+use crate::weights::TILE;
+
+/// The codes of a block: four vectors.
+const BLOCK_BYTES: usize = 128;
+
+/// `R` tiles times `T` tokens.
+#[inline(always)]
+pub(super) fn product<const R: usize, const T: usize>(simd: Simd, job: &Job<'_>, out: &mut [Outputs]) {
+    match job.layout.format {
+        Format::Int4 { zero: ZeroKind::Point, .. } => groups::<{ 3 * TILE }, R, T>(simd, job, out),
+        Format::Int4 { zero: ZeroKind::Min, .. } => groups::<{ 4 * TILE }, R, T>(simd, job, out),
+        _ => groups::<{ 2 * TILE }, R, T>(simd, job, out),
+    }
+}
+
+/// What the header of a group says of the 8 rows.
+#[derive(Clone, Copy)]
+struct Header {
+    scales: __m256,
+    /// With a zero point: int32.
+    points: __m256i,
+    /// With a minimum.
+    minima: __m256,
+}
+
+/// The kind of zero is known by the size of the header, `H`.
+#[inline(always)]
+fn groups<const H: usize, const R: usize, const T: usize>(simd: Simd, job: &Job<'_>, out: &mut [Outputs]) {
+    let tokens: [Token<'_>; T] = std::array::from_fn(|t| job.tokens.token(t));
+    let tiles: [&[u8]; R] = std::array::from_fn(|r| job.tile(r));
+    let (blocks, group_blocks) = (job.layout.blocks, job.layout.group_blocks);
+    let mut sums = [[simd.avx._mm256_setzero_ps(); T]; R];
+    let (mut first, mut at) = (0, 0);
+    while first < blocks {
+        let last = (first + group_blocks).min(blocks);
+        let len = H + (last - first) * BLOCK_BYTES;
+        let group = tiles.map(|tile| tile[at..at + len].split_first_chunk::<H>().expect("a group has a header"));
+        let headers = group.map(|(header, _)| read_header(simd, header));
+        let codes: [&[[u8; BLOCK_BYTES]]; R] = group.map(|(_, codes)| &codes.as_chunks().0[..last - first]);
+        let tokens = tokens.map(|token| Token {
+            codes: &token.codes[first..last],
+            scales: &token.scales[first..last],
+            sums: &token.sums[first..last],
+            total: token.total,
+        });
+        for block in 0..last - first {
+            let codes = codes.map(|codes| &codes[block]);
+            if streams(T) {
+                for codes in codes {
+                    prefetch_next(simd, job, codes);
+                    prefetch_next(simd, job, &codes[64..]);
+                }
+            }
+            let pairs = multiply_block(simd, codes, tokens.map(|token| &token.codes[block]));
+            for t in 0..T {
+                add_block::<H, R, T>(simd, &headers, &pairs, &tokens, block, t, &mut sums);
+            }
+        }
+        (first, at) = (last, at + len);
+    }
+    for r in 0..R {
+        for t in 0..T {
+            out[r * T + t] = pulp::cast(sums[r][t]);
+        }
+    }
+}
+
+#[inline(always)]
+fn read_header<const H: usize>(simd: Simd, header: &[u8; H]) -> Header {
+    let part = |at: usize| header[at..].first_chunk::<{ 2 * TILE }>().expect("the header has this part");
+    let zero = simd.avx._mm256_setzero_si256();
+    let mut read = Header { scales: halves(simd, part(0)), points: zero, minima: simd.avx._mm256_setzero_ps() };
+    if H == 3 * TILE {
+        let points: __m128i = pulp::cast(*part(TILE)); // The points are the upper 8 bytes.
+        read.points = simd.avx2._mm256_cvtepu8_epi32(simd.sse2._mm_srli_si128::<8>(points));
+    }
+    if H == 4 * TILE {
+        read.minima = halves(simd, part(2 * TILE));
+    }
+    read
+}
+
+/// The products of a block in int16 pairs: 8 times 2 · 15 · 127 = 3810 fits.
+#[inline(always)]
+fn multiply_block<const R: usize, const T: usize>(
+    simd: Simd,
+    codes: [&[u8; BLOCK_BYTES]; R],
+    activations: [&[i32; 8]; T],
+) -> [[__m256i; T]; R] {
+    let mask = simd.avx._mm256_set1_epi8(15);
+    let mut pairs = [[simd.avx._mm256_setzero_si256(); T]; R];
+    for vector in 0..4 {
+        let a: [__m256i; T] = activations.map(|a| broadcast(simd, a[2 * vector]));
+        let b: [__m256i; T] = activations.map(|a| broadcast(simd, a[2 * vector + 1]));
+        for r in 0..R {
+            let codes = load(&codes[r].as_chunks::<32>().0[vector]);
+            let low = simd.avx2._mm256_and_si256(codes, mask);
+            let high = simd.avx2._mm256_and_si256(simd.avx2._mm256_srli_epi16::<4>(codes), mask);
+            for t in 0..T {
+                pairs[r][t] = multiply_add(simd, pairs[r][t], low, a[t]);
+                pairs[r][t] = multiply_add(simd, pairs[r][t], high, b[t]);
+            }
+        }
+    }
+    pairs
+}
+
+/// Corrects a block's sums of one token for the zero, scales them and adds them up.
+#[inline(always)]
+fn add_block<const H: usize, const R: usize, const T: usize>(
+    simd: Simd,
+    headers: &[Header; R],
+    pairs: &[[__m256i; T]; R],
+    tokens: &[Token<'_>; T],
+    block: usize,
+    t: usize,
+    sums: &mut [[__m256; T]; R],
+) {
+    let scale = simd.avx._mm256_set1_ps(tokens[t].scales[block]);
+    let sum = broadcast(simd, tokens[t].sums[block]);
+    for r in 0..R {
+        let mut product = add_pairs(simd, pairs[r][t]);
+        if H == 2 * TILE {
+            product = simd.avx2._mm256_sub_epi32(product, simd.avx2._mm256_slli_epi32::<3>(sum));
+        }
+        if H == 3 * TILE {
+            // Points are at most 16 and |sums| at most 32 · 127: both fit in the lower int16 of a dword,
+            // and the upper one of the points is 0.
+            product = simd.avx2._mm256_sub_epi32(product, simd.avx2._mm256_madd_epi16(headers[r].points, sum));
+        }
+        sums[r][t] = scale_add(simd, sums[r][t], product, simd.avx._mm256_mul_ps(headers[r].scales, scale));
+        if H == 4 * TILE {
+            sums[r][t] = scale_add(simd, sums[r][t], sum, simd.avx._mm256_mul_ps(headers[r].minima, scale));
+        }
+    }
+}

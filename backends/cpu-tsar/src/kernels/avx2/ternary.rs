@@ -1,0 +1,136 @@
+//! Ternary products: codes t + 1 in 2 bits, four to a byte.
+
+use std::arch::x86_64::__m256i;
+
+use super::{Simd, add_pairs, broadcast, floats, load, multiply_add, prefetch_next};
+use crate::activations::{CodeBlock, Token};
+use crate::kernels::{Job, Outputs};
+use crate::weights::TILE;
+
+/// The codes of a block: two vectors.
+type Block = [u8; 64];
+
+/// One token. The second and fourth code of a byte stay where they are after the mask, that is times 4:
+/// they have a sum of their own, and the vector is shifted once instead of three times.
+#[inline(always)]
+pub(super) fn decode<const R: usize>(simd: Simd, job: &Job<'_>, out: &mut [Outputs]) {
+    let token = job.tokens.token(0);
+    let codes = codes::<R>(job);
+    let mut sums = [simd.avx._mm256_setzero_si256(); R];
+    let blocks = token.codes.len();
+    let mut first = 0;
+    while first < blocks {
+        // A pair of codes times 4 is at most 4 · 2 · 2 · 127 = 2032, and 16 of them fit in int16.
+        let last = (first + 4).min(blocks);
+        decode_blocks(simd, job, codes.map(|codes| &codes[first..last]), &token.codes[first..last], &mut sums);
+        first = last;
+    }
+    for r in 0..R {
+        out[r] = scaled(simd, job.tile(r), sums[r], &token);
+    }
+}
+
+/// Adds at most 4 blocks to the sums of each tile.
+#[inline(always)]
+fn decode_blocks<const R: usize>(
+    simd: Simd,
+    job: &Job<'_>,
+    codes: [&[Block]; R],
+    activations: &[CodeBlock],
+    sums: &mut [__m256i; R],
+) {
+    let (first, second) = (simd.avx._mm256_set1_epi8(0b0011), simd.avx._mm256_set1_epi8(0b1100));
+    let and = |a, b| simd.avx2._mm256_and_si256(a, b);
+    let mut ones = [simd.avx._mm256_setzero_si256(); R];
+    let mut fours = [simd.avx._mm256_setzero_si256(); R];
+    for (block, activations) in activations.iter().enumerate() {
+        for half in 0..2 {
+            let a: [i32; 4] = activations.as_chunks::<4>().0[half];
+            for r in 0..R {
+                let vector = &codes[r][block].as_chunks::<32>().0[half];
+                if half == 0 {
+                    prefetch_next(simd, job, vector);
+                }
+                let low = load(vector);
+                let high = simd.avx2._mm256_srli_epi16::<4>(low);
+                ones[r] = multiply_add(simd, ones[r], and(low, first), broadcast(simd, a[0]));
+                fours[r] = multiply_add(simd, fours[r], and(low, second), broadcast(simd, a[1]));
+                ones[r] = multiply_add(simd, ones[r], and(high, first), broadcast(simd, a[2]));
+                fours[r] = multiply_add(simd, fours[r], and(high, second), broadcast(simd, a[3]));
+            }
+        }
+    }
+    for r in 0..R {
+        let pairs = simd.avx2._mm256_add_epi16(ones[r], simd.avx2._mm256_srai_epi16::<2>(fours[r]));
+        sums[r] = simd.avx2._mm256_add_epi32(sums[r], add_pairs(simd, pairs));
+    }
+}
+
+/// Several tokens.
+#[inline(always)]
+pub(super) fn prefill<const R: usize, const T: usize>(simd: Simd, job: &Job<'_>, out: &mut [Outputs]) {
+    let tokens: [Token<'_>; T] = std::array::from_fn(|t| job.tokens.token(t));
+    let codes = codes::<R>(job);
+    let blocks = job.layout.blocks;
+    let activations = tokens.map(|token| &token.codes[..blocks]);
+    let mut sums = [[simd.avx._mm256_setzero_si256(); T]; R];
+    let mut first = 0;
+    while first < blocks {
+        // A pair of codes is at most 2 · 2 · 127 = 508, and 64 of them fit in int16.
+        let last = (first + 8).min(blocks);
+        let mut pairs = [[simd.avx._mm256_setzero_si256(); T]; R];
+        for block in first..last {
+            for half in 0..2 {
+                let vectors: [__m256i; R] = codes.map(|codes| load(&codes[block].as_chunks::<32>().0[half]));
+                let a = |field: usize| activations.map(|token| broadcast(simd, token[block][4 * half + field]));
+                field::<0, R, T>(simd, vectors, a(0), &mut pairs);
+                field::<2, R, T>(simd, vectors, a(1), &mut pairs);
+                field::<4, R, T>(simd, vectors, a(2), &mut pairs);
+                field::<6, R, T>(simd, vectors, a(3), &mut pairs);
+            }
+        }
+        for r in 0..R {
+            for t in 0..T {
+                sums[r][t] = simd.avx2._mm256_add_epi32(sums[r][t], add_pairs(simd, pairs[r][t]));
+            }
+        }
+        first = last;
+    }
+    for r in 0..R {
+        for t in 0..T {
+            out[r * T + t] = scaled(simd, job.tile(r), sums[r][t], &tokens[t]);
+        }
+    }
+}
+
+/// Adds the products of the codes at bits `SHIFT` and `SHIFT + 1` of each byte.
+#[inline(always)]
+fn field<const SHIFT: i32, const R: usize, const T: usize>(
+    simd: Simd,
+    vectors: [__m256i; R],
+    activations: [__m256i; T],
+    pairs: &mut [[__m256i; T]; R],
+) {
+    for r in 0..R {
+        let shifted = simd.avx2._mm256_srli_epi16::<SHIFT>(vectors[r]);
+        let codes = simd.avx2._mm256_and_si256(shifted, simd.avx._mm256_set1_epi8(3));
+        for t in 0..T {
+            pairs[r][t] = multiply_add(simd, pairs[r][t], codes, activations[t]);
+        }
+    }
+}
+
+/// The codes of each tile, by block.
+#[inline(always)]
+fn codes<'a, const R: usize>(job: &Job<'a>) -> [&'a [Block]; R] {
+    std::array::from_fn(|r| &job.tile(r)[4 * TILE..].as_chunks().0[..job.layout.blocks])
+}
+
+/// Takes the activations' sum for the codes' offset of 1 and applies the scales.
+#[inline(always)]
+fn scaled(simd: Simd, tile: &[u8], sums: __m256i, token: &Token<'_>) -> Outputs {
+    let sums = simd.avx2._mm256_sub_epi32(sums, simd.avx._mm256_set1_epi32(token.total));
+    let scales: [f32; TILE] = pulp::cast(*tile.first_chunk::<{ 4 * TILE }>().expect("a tile has a header"));
+    let scales = simd.avx._mm256_mul_ps(floats(scales), simd.avx._mm256_set1_ps(token.scales[0]));
+    pulp::cast(simd.avx._mm256_mul_ps(simd.avx._mm256_cvtepi32_ps(sums), scales))
+}

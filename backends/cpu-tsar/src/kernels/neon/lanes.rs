@@ -1,0 +1,84 @@
+//! The instructions that the kernels are made of.
+
+use std::arch::aarch64::{int8x16_t, int16x8_t, int32x4_t, uint8x16_t};
+
+use pulp::aarch64::Neon;
+
+/// Sixteen bytes.
+pub(super) type I8 = int8x16_t;
+/// Eight int16.
+pub(super) type I16 = int16x8_t;
+/// Four int32.
+pub(super) type I32 = int32x4_t;
+
+/// Proof that the CPU has NEON.
+#[derive(Clone, Copy)]
+pub(super) struct Lanes(Neon);
+
+impl Lanes {
+    #[inline(always)]
+    pub(super) fn new() -> Self {
+        #[allow(unsafe_code)]
+        // SAFETY: every aarch64 target with a standard library has NEON.
+        Lanes(unsafe { Neon::new_unchecked() })
+    }
+
+    #[inline(always)]
+    pub(super) fn zero(self) -> I16 {
+        self.0.neon.vdupq_n_s16(0)
+    }
+
+    #[inline(always)]
+    pub(super) fn zero32(self) -> I32 {
+        self.0.neon.vdupq_n_s32(0)
+    }
+
+    /// The same four bytes for each row.
+    #[inline(always)]
+    pub(super) fn broadcast(self, activations: i32) -> I8 {
+        self.0.neon.vreinterpretq_s8_s32(self.0.neon.vdupq_n_s32(activations))
+    }
+
+    /// Codes that are bytes.
+    #[inline(always)]
+    pub(super) fn signed(self, codes: &[u8; 16]) -> I8 {
+        pulp::cast(*codes)
+    }
+
+    /// The codes at bit `SHIFT` of each byte. (An immediate shift by 0 is not an instruction.)
+    #[inline(always)]
+    pub(super) fn field<const SHIFT: i32>(self, codes: &[u8; 16], mask: u8) -> I8 {
+        let codes: uint8x16_t = pulp::cast(*codes);
+        let shifted = match SHIFT {
+            2 => self.0.neon.vshrq_n_u8::<2>(codes),
+            4 => self.0.neon.vshrq_n_u8::<4>(codes),
+            6 => self.0.neon.vshrq_n_u8::<6>(codes),
+            _ => codes,
+        };
+        self.0.neon.vreinterpretq_s8_u8(self.0.neon.vandq_u8(shifted, self.0.neon.vdupq_n_u8(mask)))
+    }
+
+    /// `sums + a · b` of the lower eight bytes.
+    #[inline(always)]
+    pub(super) fn multiply_add_low(self, sums: I16, a: I8, b: I8) -> I16 {
+        self.0.neon.vmlal_s8(sums, self.0.neon.vget_low_s8(a), self.0.neon.vget_low_s8(b))
+    }
+
+    /// `sums + a · b` of the upper eight bytes.
+    #[inline(always)]
+    pub(super) fn multiply_add_high(self, sums: I16, a: I8, b: I8) -> I16 {
+        self.0.neon.vmlal_high_s8(sums, a, b)
+    }
+
+    /// `sums[i] + pairs[2i] + pairs[2i + 1]`.
+    #[inline(always)]
+    pub(super) fn add_pairs(self, sums: I32, pairs: I16) -> I32 {
+        self.0.neon.vpadalq_s16(sums, pairs)
+    }
+
+    /// The sums of neighbours in `a`, then those in `b`.
+    #[inline(always)]
+    pub(super) fn add_across(self, a: I32, b: I32) -> [i32; 4] {
+        pulp::cast(self.0.neon.vpaddq_s32(a, b))
+    }
+}
