@@ -4,6 +4,7 @@
 
 pub mod activation;
 mod backend;
+pub mod conformance;
 mod error;
 mod format;
 mod matrix;

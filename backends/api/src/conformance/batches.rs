@@ -1,0 +1,165 @@
+//! What else is in a batch must not change a row's result: a request's text may not depend on its
+//! neighbours. Rows computed alone and in batches are compared bit for bit, on one backend; no oracle is
+//! asked.
+
+use super::check::{Case, Checker, Failure, Report, refused};
+use super::data::{DENSE, Random, activations, dense_matrix, integer_formats, random_matrix, rope_table};
+use super::device::{open, output, prepare, read, upload};
+use crate::{Backend, Format, Gate, Heads, KvFormat, KvShape, Row};
+
+const BATCHES: [usize; 12] = [2, 3, 4, 5, 7, 8, 9, 16, 17, 32, 33, 64];
+/// Different input rows; a row is chosen by a token.
+const INPUTS: usize = 64;
+
+/// `linear` in every format, norms, gates and attention give a row the same bits in every batch.
+pub fn batch_invariance<B: Backend>(options: &B::Options) -> Result<Report, Failure> {
+    let mut checker = Checker::default();
+    rows_of_ops::<B>(options, &mut checker)?;
+    for (heads, format) in [
+        (Heads { query: 2, kv: 1, dim: 64 }, KvFormat::F32),
+        (Heads { query: 3, kv: 1, dim: 80 }, KvFormat::F16),
+        (Heads { query: 2, kv: 2, dim: 128 }, KvFormat::Int8),
+    ] {
+        rows_of_attention::<B>(options, heads, format, &mut checker)?;
+    }
+    Ok(checker.report)
+}
+
+/// An op whose rows are compared: its name, its case and its output.
+struct Watched<B: Backend> {
+    op: &'static str,
+    label: String,
+    columns: usize,
+    out: B::Buf,
+}
+
+fn rows_of_ops<B: Backend>(options: &B::Options, checker: &mut Checker) -> Result<(), Failure> {
+    const COLUMNS: usize = 334;
+    const OUTPUTS: usize = 41;
+    let mut random = Random::new(4);
+    let mut backend = open::<B>(options)?;
+    let inputs = dense_matrix(Format::F32, COLUMNS, &random.floats(INPUTS * COLUMNS, 4.0));
+    let table = prepare(&mut backend, &inputs)?;
+    let norm = upload(&mut backend, COLUMNS, &random.floats(COLUMNS, 1.0))?;
+    let mut x = output(&mut backend, INPUTS, COLUMNS)?;
+    let mut watched = Vec::new();
+    for (op, columns) in [("rms_norm", COLUMNS), ("gated", COLUMNS / 2), ("add_rms_norm", COLUMNS)] {
+        let out = output(&mut backend, INPUTS, columns)?;
+        watched.push(Watched::<B> { op, label: format!("{columns} columns"), columns, out });
+    }
+    let mut weights = Vec::new();
+    for format in DENSE.into_iter().chain(integer_formats()) {
+        for &activation in activations(format) {
+            let matrix = random_matrix(&mut random, format, OUTPUTS, COLUMNS).with_activation(activation);
+            weights.push(prepare(&mut backend, &matrix.expect("a combination from the list"))?);
+            let label = format!("{format} {OUTPUTS} x {COLUMNS}, {activation:?} activations");
+            let out = output(&mut backend, INPUTS, OUTPUTS)?;
+            watched.push(Watched { op: "linear", label, columns: OUTPUTS, out });
+        }
+    }
+    let mut run = |tokens: &[u32]| -> Result<Vec<Vec<f32>>, Failure> {
+        let rows: Vec<Row> = tokens.iter().map(|&token| row(token, 0, token)).collect();
+        backend
+            .step(&rows, |b| {
+                let (ops, products) = watched.split_at_mut(3);
+                b.embed(&mut x, &table);
+                b.rms_norm(&mut ops[0].out, &x, &norm, 1e-5);
+                b.gated(&mut ops[1].out, &x, Gate::Silu);
+                products.iter_mut().zip(&weights).for_each(|(product, w)| b.linear(&mut product.out, &x, w));
+                let (first, rest) = ops.split_at_mut(1);
+                b.add_rms_norm(&mut rest[1].out, &mut x, &first[0].out, &norm, 1e-5);
+            })
+            .map_err(refused("step", format!("batch {}", tokens.len())))?;
+        watched.iter().map(|watched| read(&mut backend, &watched.out, tokens.len(), watched.columns)).collect()
+    };
+    let mut alone = Vec::new();
+    for token in 0..INPUTS as u32 {
+        alone.push(run(&[token])?);
+    }
+    let mut batched = Vec::new();
+    for batch in BATCHES {
+        let tokens: Vec<u32> = (0..batch).map(|at| ((at + 7 * batch) % INPUTS) as u32).collect();
+        batched.push((run(&tokens)?, tokens));
+    }
+    for (results, tokens) in &batched {
+        for (at, (watched, got)) in watched.iter().zip(results).enumerate() {
+            let want: Vec<f32> = tokens.iter().flat_map(|&token| alone[token as usize][at].iter().copied()).collect();
+            let label = format!("{}, batch {} against each row alone", watched.label, tokens.len());
+            checker.identical(Case { op: watched.op, label: &label, columns: watched.columns }, got, &want)?;
+        }
+    }
+    Ok(())
+}
+
+/// Positions of a sequence: enough for attention to be split into parts.
+const CONTEXT: usize = 270;
+/// How far one of two sequences in a batch is ahead of the other; the rest is whole steps of [`TURNS`].
+const AHEAD: usize = 30;
+const TURNS: usize = 24;
+
+fn rows_of_attention<B: Backend>(
+    options: &B::Options,
+    heads: Heads,
+    format: KvFormat,
+    checker: &mut Checker,
+) -> Result<(), Failure> {
+    let mut random = Random::new(5);
+    let mut backend = open::<B>(options)?;
+    let (fused, columns) = (heads.fused_width(), heads.query_width());
+    let inputs = dense_matrix(Format::F32, fused, &random.floats(CONTEXT * fused, 2.0));
+    let table = prepare(&mut backend, &inputs)?;
+    let angles = upload(&mut backend, heads.dim, &rope_table(CONTEXT, heads.dim))?;
+    let query_norm = upload(&mut backend, heads.dim, &random.floats(heads.dim, 1.0))?;
+    let key_norm = upload(&mut backend, heads.dim, &random.floats(heads.dim, 1.0))?;
+    let mut qkv = output(&mut backend, INPUTS, fused)?;
+    let mut out = output(&mut backend, INPUTS, columns)?;
+    let shape = KvShape { layers: 1, sequences: 4, context: CONTEXT, kv_heads: heads.kv, head_dim: heads.dim };
+    let mut kv = backend.kv(shape, format).map_err(refused("kv", format!("{format:?} {shape:?}")))?;
+    let mut run = |rows: &[Row]| -> Result<Vec<f32>, Failure> {
+        backend
+            .step(rows, |b| {
+                b.embed(&mut qkv, &table);
+                b.head_norm(&mut qkv, heads, &query_norm, &key_norm, 1e-6);
+                b.rope_store_kv(&mut kv, 0, &mut qkv, heads, &angles);
+                b.attend(&mut out, &qkv, &kv, 0, heads);
+            })
+            .map_err(refused("attend", format!("batch {}", rows.len())))?;
+        read(&mut backend, &out, rows.len(), columns)
+    };
+    let at = |sequence: u32, position: usize| row(position as u32, sequence, position as u32);
+    let mut alone = Vec::with_capacity(CONTEXT * columns);
+    for position in 0..CONTEXT {
+        alone.extend(run(&[at(0, position)])?);
+    }
+    let mut compare = |rows: &[Row], got: &[f32]| {
+        let want: Vec<f32> =
+            rows.iter().flat_map(|row| alone[row.position as usize * columns..][..columns].iter().copied()).collect();
+        let label = format!(
+            "{format:?} cache, {heads:?}, batch {} from position {} against each row alone",
+            rows.len(),
+            rows[0].position
+        );
+        checker.identical(Case { op: "attend", label: &label, columns }, got, &want)
+    };
+    // Sequence 1 in chunks; sequences 2 and 3 side by side, one of them ahead.
+    let mut sizes = BATCHES.into_iter().cycle();
+    let mut start = 0;
+    while start < CONTEXT {
+        let end = CONTEXT.min(start + sizes.next().unwrap_or(1));
+        let rows: Vec<Row> = (start..end).map(|position| at(1, position)).collect();
+        compare(&rows, &run(&rows)?)?;
+        start = end;
+    }
+    let ahead: Vec<Row> = (0..AHEAD).map(|position| at(3, position)).collect();
+    compare(&ahead, &run(&ahead)?)?;
+    for start in (0..CONTEXT - AHEAD).step_by(TURNS) {
+        let pair = |position: usize| [at(3, position + AHEAD), at(2, position)];
+        let rows: Vec<Row> = (start..start + TURNS).flat_map(pair).collect();
+        compare(&rows, &run(&rows)?)?;
+    }
+    Ok(())
+}
+
+fn row(token: u32, sequence: u32, position: u32) -> Row {
+    Row { token, sequence, position, output: true }
+}
