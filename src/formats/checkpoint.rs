@@ -182,3 +182,178 @@ fn shard_path(shard: &str) -> std::result::Result<PathBuf, String> {
         Err(format!("shard {} is no file name inside the model's directory", quoted(shard)))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::super::test_files::{Builder, FIXTURES, fixture};
+    use super::*;
+
+    struct Dir(tempfile::TempDir);
+
+    impl Dir {
+        fn new() -> Self {
+            Self(tempfile::tempdir().unwrap())
+        }
+
+        fn with(self, name: &str, bytes: impl AsRef<[u8]>) -> Self {
+            fs::write(self.0.path().join(name), bytes).unwrap();
+            self
+        }
+
+        /// With an index of these (tensor, shard) pairs.
+        fn index(self, entries: &[(&str, &str)]) -> Self {
+            let entries: Vec<_> = entries.iter().map(|(tensor, shard)| format!("{tensor:?}:{shard:?}")).collect();
+            self.with(INDEX, format!(r#"{{"metadata":{{"total_size":1}},"weight_map":{{{}}}}}"#, entries.join(",")))
+        }
+
+        fn open(&self) -> Result<Checkpoint> {
+            Checkpoint::open(self.0.path())
+        }
+
+        /// The error without the directory's name.
+        fn problem(&self) -> String {
+            let error = self.open().unwrap_err().to_string();
+            assert!(!error.contains('\n'), "{error}");
+            error.replace(&format!("{}", self.0.path().display()), "DIR")
+        }
+    }
+
+    fn shard(name: &str, value: f32) -> Vec<u8> {
+        Builder::default().f32(name, &[1], &[value]).build()
+    }
+
+    #[test]
+    fn a_sharded_fixture_holds_the_same_tensors() {
+        for name in FIXTURES {
+            let whole = Checkpoint::open(fixture(name)).unwrap();
+            let mut shards: [Vec<_>; 3] = Default::default();
+            for (i, name) in whole.names().enumerate() {
+                shards[i % 3].push(whole.tensor(name).unwrap());
+            }
+            let mut dir = Dir::new();
+            let mut index = Vec::new();
+            let files = ["model-00001-of-00003.safetensors", "b.safetensors", "c.safetensors"];
+            for (tensors, file) in shards.iter().zip(files) {
+                let mut builder = Builder::default();
+                for tensor in tensors {
+                    builder =
+                        builder.tensor(tensor.name(), &tensor.dtype().to_string(), tensor.shape(), tensor.bytes());
+                    index.push((tensor.name(), file));
+                }
+                dir = dir.with(file, builder.build());
+            }
+            // Not listed, so not opened: it isn't even safetensors.
+            let sharded = dir.with("other.safetensors", "").index(&index).open().unwrap();
+            assert!(whole.names().eq(sharded.names()));
+            assert_eq!(whole.total_bytes(), sharded.total_bytes());
+            for name in whole.names() {
+                let (a, b) = (whole.tensor(name).unwrap(), sharded.tensor(name).unwrap());
+                assert_eq!((a.dtype(), a.shape(), a.bytes()), (b.dtype(), b.shape(), b.bytes()));
+                sharded.release(&b);
+                assert_eq!(a.bytes(), b.bytes());
+            }
+        }
+    }
+
+    #[test]
+    fn files_bytes_and_directories_are_alike() {
+        let bytes = shard("t", 2.5);
+        let dir = Dir::new().with(SINGLE, &bytes);
+        let embedded: &'static [u8] = bytes.clone().leak();
+        for checkpoint in [
+            dir.open().unwrap(),
+            Checkpoint::open(dir.0.path().join(SINGLE)).unwrap(),
+            Checkpoint::from_bytes("built in", embedded).unwrap(),
+            Checkpoint::from_bytes("built in", bytes).unwrap(),
+        ] {
+            assert!(checkpoint.contains("t") && !checkpoint.contains("u"));
+            assert_eq!(checkpoint.total_bytes(), 4);
+            assert_eq!(checkpoint.tensor("t").unwrap().to_f32().unwrap(), [2.5]);
+            checkpoint.tensor_of_shape("t", &[1]).unwrap();
+            let shape = checkpoint.tensor_of_shape("t", &[2, 2]).unwrap_err().to_string();
+            assert!(shape.ends_with("tensor \"t\": shape [1] where [2, 2] is expected"), "{shape}");
+            let missing = checkpoint.tensor("u").unwrap_err().to_string();
+            assert_eq!(missing, format!("{}: tensor \"u\" is missing", checkpoint.path().display()));
+        }
+    }
+
+    #[test]
+    fn shards_must_be_there_and_hold_what_the_index_says() {
+        let dir = Dir::new().with("a.safetensors", shard("a", 1.0)).with("b.safetensors", shard("b", 1.0));
+        let dir = dir.index(&[("a", "a.safetensors"), ("b", "c.safetensors")]);
+        let missing = format!("DIR/{INDEX}: shard \"c.safetensors\" is missing: download it again");
+        assert_eq!(dir.problem(), missing);
+        let dir = dir.index(&[("a", "a.safetensors"), ("c", "b.safetensors")]);
+        assert_eq!(dir.problem(), format!("DIR/b.safetensors: tensor \"c\" is missing: {INDEX} lists it here"));
+        // It exists, but in the other shard.
+        let dir = dir.index(&[("a", "b.safetensors"), ("b", "a.safetensors")]);
+        assert_eq!(dir.problem(), format!("DIR/b.safetensors: tensor \"a\" is missing: {INDEX} lists it here"));
+        let dir = dir.with("b.safetensors", shard("a", 2.0)).index(&[("a", "a.safetensors"), ("b", "b.safetensors")]);
+        assert_eq!(dir.problem(), "DIR/b.safetensors: tensor \"a\": also in DIR/a.safetensors");
+        let dir = dir.with("b.safetensors", &shard("b", 2.0)[..30]);
+        assert!(dir.problem().starts_with("DIR/b.safetensors: the header should have"), "{}", dir.problem());
+    }
+
+    #[test]
+    fn an_index_stays_in_its_directory() {
+        let parent = Dir::new().with("up.safetensors", shard("a", 1.0));
+        let dir = parent.0.path().join("model");
+        fs::create_dir(&dir).unwrap();
+        let absolute = parent.0.path().join("up.safetensors").display().to_string();
+        for path in
+            ["../up.safetensors", &absolute, "x/../../up.safetensors", "", ".", "..", "./", "..\\up", "C:up", "a\0"]
+        {
+            let text = serde_json::json!({"weight_map": {"a": path}}).to_string();
+            fs::write(dir.join(INDEX), text).unwrap();
+            let error = Checkpoint::open(&dir).unwrap_err().to_string();
+            assert!(error.contains("tensor \"a\": shard ") && error.contains("is no file name inside"), "{error}");
+        }
+        fs::create_dir(dir.join("sub")).unwrap();
+        fs::write(dir.join("sub/a.safetensors"), shard("a", 1.0)).unwrap();
+        fs::write(dir.join(INDEX), r#"{"weight_map": {"a": "sub/a.safetensors"}}"#).unwrap();
+        assert!(Checkpoint::open(&dir).unwrap().contains("a"));
+    }
+
+    #[test]
+    fn a_bad_index_is_told() {
+        let dir = Dir::new();
+        let dir = dir.with(INDEX, r#"{"weight_map":{"a":"x","a":"y"}}"#);
+        assert!(dir.problem().contains("\"a\" appears twice"), "{}", dir.problem());
+        for text in ["", "[", "{}", r#"{"weight_map":[]}"#, r#"{"weight_map":{"a":1}}"#, "\u{feff}{}"] {
+            let dir = Dir::new().with(INDEX, text);
+            let expected = format!("DIR/{INDEX}: not a valid safetensors index: ");
+            assert!(dir.problem().starts_with(&expected), "{}", dir.problem());
+        }
+        let empty = Dir::new().index(&[]);
+        assert_eq!(empty.problem(), format!("DIR/{INDEX}: weight_map lists no tensor"));
+    }
+
+    #[test]
+    fn what_is_no_safetensors_model_is_named() {
+        let found = |name: &str| Dir::new().with("config.json", "{}").with(name, "GGUF").problem();
+        let wanted = "give a Hugging Face directory with safetensors";
+        assert_eq!(
+            found("model-q4.gguf"),
+            format!("DIR: holds GGUF weights (model-q4.gguf), which this build does not read: {wanted}")
+        );
+        let pytorch = "which are not read because they can hold code";
+        assert_eq!(
+            found("pytorch_model-00001-of-00002.bin"),
+            format!("DIR: holds PyTorch weights (pytorch_model-00001-of-00002.bin), {pytorch}: {wanted}")
+        );
+        assert_eq!(
+            found("tokenizer.json"),
+            format!("DIR: holds a tokenizer (tokenizer.json) but no weights: {wanted}")
+        );
+        assert!(found("adapter_model.safetensors").contains("holds an adapter"));
+        assert!(found("consolidated.safetensors").contains("but neither model.safetensors nor"));
+        assert!(Dir::new().problem().starts_with("DIR: holds no model: give"));
+        let dir = Dir::new().with("a.gguf", b"GGUF\x03\0\0\0").with("b.bin", b"PK\x03\x04....");
+        let file = |name| Checkpoint::open(dir.0.path().join(name)).unwrap_err().to_string();
+        assert!(file("a.gguf").contains("a.gguf: a GGUF file, which this build does not read: give"));
+        assert!(file("b.bin").contains("b.bin: a PyTorch checkpoint"));
+        assert!(file("none").contains("none: No such file"));
+    }
+}

@@ -10,6 +10,10 @@ const WANTED: &str = "give a Hugging Face directory with safetensors";
 
 /// What `bytes`, the beginning of a file, are, if they are plainly something else than safetensors.
 pub(super) fn not_safetensors(bytes: &[u8]) -> Option<String> {
+    // A header of 640 bytes begins as a pickle does; what follows the length tells them apart.
+    if bytes.get(8) == Some(&b'{') {
+        return None;
+    }
     let found = if bytes.starts_with(b"GGUF") {
         "a GGUF file, which this build does not read"
     } else if bytes.starts_with(b"PK\x03\x04") || bytes.starts_with(b"\x80\x02") {

@@ -29,3 +29,16 @@ pub(crate) fn quoted(name: &str) -> String {
         Some((end, _)) => format!("\"{}…\"", name[..end].escape_debug()),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::quoted;
+
+    #[test]
+    fn names_in_errors_stay_on_one_short_line() {
+        assert_eq!(quoted("a.weight"), "\"a.weight\"");
+        assert_eq!(quoted("a\nb\u{1b}[0m\""), r#""a\nb\u{1b}[0m\"""#);
+        let long = quoted(&"é".repeat(1_000_000));
+        assert_eq!(long, format!("\"{}…\"", "é".repeat(120)));
+    }
+}

@@ -268,3 +268,197 @@ impl<'de> Visitor<'de> for ShapeVisitor {
         Ok(Shape(shape))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::super::test_files::{Builder, FIXTURES, file, fixture};
+    use super::*;
+
+    fn parse(bytes: Vec<u8>) -> Result<SafetensorsFile> {
+        SafetensorsFile::parse(Path::new("test.safetensors"), bytes.into())
+    }
+
+    /// The error's text after the file's name.
+    fn problem(bytes: Vec<u8>) -> String {
+        let error = parse(bytes).unwrap_err().to_string();
+        assert!(!error.contains('\n'), "{error}");
+        error.strip_prefix("test.safetensors: ").unwrap().to_owned()
+    }
+
+    /// A header of one tensor `t` with these fields, over `data` bytes.
+    fn one(dtype: &str, shape: &str, offsets: &str, data: usize) -> Vec<u8> {
+        let header = format!(r#"{{"t":{{"dtype":"{dtype}","shape":{shape},"data_offsets":{offsets}}}}}"#);
+        file(&header, &vec![0; data])
+    }
+
+    #[test]
+    fn tensors_come_out_as_they_were_put_in() {
+        let bytes = Builder::default().f32("b", &[2, 2], &[1.0, 2.0, 3.0, 4.0]).tensor("a", "U8", &[3], b"xyz").build();
+        let file = parse(bytes).unwrap();
+        let tensors: Vec<_> = file.tensors().collect();
+        assert_eq!(tensors.len(), 2);
+        assert_eq!((tensors[0].name(), tensors[0].dtype(), tensors[0].shape()), ("b", Dtype::F32, [2, 2].as_slice()));
+        assert_eq!(tensors[0].to_f32().unwrap(), [1.0, 2.0, 3.0, 4.0]);
+        assert_eq!((tensors[1].name(), tensors[1].dtype(), tensors[1].shape()), ("a", Dtype::U8, [3].as_slice()));
+        assert_eq!(tensors[1].bytes(), b"xyz");
+        assert_eq!(tensors[1].file(), Path::new("test.safetensors"));
+    }
+
+    #[test]
+    fn order_in_the_header_is_free_and_metadata_is_skipped() {
+        let header = r#"{"__metadata__":{"dtype":"F32","format":"pt"},
+            "late":{"dtype":"U8","shape":[1],"data_offsets":[2,3],"more":[1]},
+            "none":{"dtype":"F32","shape":[0,7],"data_offsets":[2,2]},
+            "early":{"dtype":"I8","shape":[2],"data_offsets":[0,2]}}   "#;
+        let file = parse(file(header, b"abc")).unwrap();
+        let found: Vec<_> = file.tensors().map(|t| (t.name().to_owned(), t.bytes().to_vec())).collect();
+        let expected = [("early", b"ab".as_slice()), ("none", b""), ("late", b"c")];
+        assert_eq!(found, expected.map(|(name, bytes)| (name.to_owned(), bytes.to_vec())));
+    }
+
+    #[test]
+    fn damaged_prefixes_and_headers_are_told() {
+        let sound = Builder::default().f32("t", &[2], &[1.0, 2.0]).build();
+        assert_eq!(problem(vec![]), "0 bytes are too few for a safetensors file: it is truncated");
+        assert_eq!(problem(sound[..7].to_vec()), "7 bytes are too few for a safetensors file: it is truncated");
+        let truncated = problem(sound[..20].to_vec());
+        assert!(truncated.contains("bytes and only 12 follow: the file is truncated"), "{truncated}");
+        for absurd in [1u64 << 60, u64::MAX, LONGEST_HEADER + 1] {
+            let found = problem([&absurd.to_le_bytes()[..], b"{}"].concat());
+            assert!(found.starts_with(&format!("header length {absurd} is over the limit")), "{found}");
+        }
+        let not_utf8 = problem([&4u64.to_le_bytes()[..], b"{\"\xff\""].concat());
+        assert_eq!(not_utf8, "the header is not UTF-8 (from its byte 2)");
+        for text in ["", "{", "nonsense", "[]", "{}x", r#"{"t":1}"#, &"[".repeat(100_000)] {
+            let found = problem(file(text, b""));
+            assert!(found.starts_with("the header is not valid JSON for safetensors: "), "{text}: {found}");
+        }
+    }
+
+    #[test]
+    fn wrong_entries_name_the_tensor() {
+        for (dtype, shape, offsets, expected) in [
+            ("F33", "[1]", "[0,4]", "unknown variant `F33`"),
+            ("F32", "[-1]", "[0,4]", "-1"),
+            ("F32", "[1.5]", "[0,4]", "1.5"),
+            ("F32", "[1,1,1,1,1,1,1,1,1]", "[0,4]", "more than 8 dimensions"),
+            ("F32", "[1]", "[0]", "expected a tuple of size 2"),
+            ("F32", "[1]", "[-4,0]", "-4"),
+            ("F32", "7", "[0,4]", "a shape of at most 8 extents"),
+        ] {
+            let found = problem(one(dtype, shape, offsets, 4));
+            assert!(found.contains("\"t\": ") && found.contains(expected), "{shape} {offsets}: {found}");
+        }
+        let missing = problem(file(r#"{"t":{"dtype":"F32","shape":[1]}}"#, b"1234"));
+        assert!(missing.contains("\"t\": missing field `data_offsets`"), "{missing}");
+    }
+
+    #[test]
+    fn sizes_and_offsets_must_agree() {
+        let check = |dtype: &str, shape: &str, offsets: &str, data: usize, expected: &str| {
+            assert_eq!(problem(one(dtype, shape, offsets, data)), format!("tensor \"t\": {expected}"));
+        };
+        check("F32", "[1]", "[4,0]", 4, "offsets [4, 0] run backwards");
+        check("F32", "[2]", "[0,4]", 4, "F32 [2] takes 8 bytes and its offsets [0, 4] hold 4");
+        check("F16", "[3]", "[0,8]", 8, "F16 [3] takes 6 bytes and its offsets [0, 8] hold 8");
+        check("F4", "[3]", "[0,1]", 1, "F4 [3] ends inside a byte");
+        check("U8", "[4294967296,4294967296]", "[0,0]", 0, "the size of U8 [4294967296, 4294967296] overflows");
+        check("F64", "[2305843009213693952,2]", "[0,0]", 0, "the size of F64 [2305843009213693952, 2] overflows");
+        let past = "offsets [0, 8] and only 7 bytes of data: the file is truncated (an incomplete download?)";
+        check("F32", "[2]", "[0,8]", 7, past);
+        check("U8", "[0]", "[9,9]", 7, past.replace("[0, 8]", "[9, 9]").as_str());
+        let most = u64::MAX;
+        check(
+            "U8",
+            "[1]",
+            &format!("[0,{most}]"),
+            1,
+            &format!("U8 [1] takes 1 bytes and its offsets [0, {most}] hold {most}"),
+        );
+    }
+
+    #[test]
+    fn the_data_is_covered_once() {
+        let two = |a: &str, b: &str, data: usize| {
+            let entry = |offsets: &str| {
+                let (start, end) = offsets.split_once(',').unwrap();
+                let size = end.parse::<usize>().unwrap() - start.parse::<usize>().unwrap();
+                format!(r#"{{"dtype":"U8","shape":[{size}],"data_offsets":[{offsets}]}}"#)
+            };
+            file(&format!(r#"{{"a":{},"b":{}}}"#, entry(a), entry(b)), &vec![0; data])
+        };
+        assert!(parse(two("0,4", "4,8", 8)).is_ok());
+        assert_eq!(problem(two("0,4", "3,8", 8)), "tensors \"a\" and \"b\" overlap at byte 3");
+        assert_eq!(problem(two("0,8", "0,8", 8)), "tensors \"a\" and \"b\" overlap at byte 0");
+        assert_eq!(problem(two("0,4", "5,8", 8)), "tensor \"b\": a hole of 1 bytes before it");
+        assert_eq!(problem(two("1,4", "4,8", 8)), "tensor \"a\": a hole of 1 bytes before it");
+        assert_eq!(problem(two("0,4", "4,8", 9)), "the last 1 bytes belong to no tensor");
+    }
+
+    #[test]
+    fn a_repeated_name_is_an_error() {
+        let entry = r#""t":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}"#;
+        let found = problem(file(&format!("{{{entry},{entry}}}"), b""));
+        assert!(found.contains("\"t\" appears twice"), "{found}");
+    }
+
+    #[test]
+    fn other_kinds_of_files_are_named() {
+        let gguf = problem(b"GGUF\x03\0\0\0\0\0\0\0".to_vec());
+        assert!(gguf.starts_with("a GGUF file") && gguf.ends_with("give a Hugging Face directory with safetensors"));
+        // A header of 0x280 bytes begins like a pickle and is none.
+        let header = format!("{:<640}", "{}");
+        assert!(parse(&[&640u64.to_le_bytes(), header.as_bytes()].concat()).is_ok());
+        assert!(problem(b"PK\x03\x04 and so on".to_vec()).starts_with("a PyTorch checkpoint"));
+        let lfs = problem(b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n".to_vec());
+        assert!(lfs.contains("run `git lfs pull`"), "{lfs}");
+    }
+
+    #[test]
+    fn the_fixtures_agree_with_the_format_s_own_reader() {
+        for name in FIXTURES {
+            let path = fixture(name).join("model.safetensors");
+            let bytes = std::fs::read(&path).unwrap();
+            let theirs = ::safetensors::SafeTensors::deserialize(&bytes).unwrap();
+            let ours = SafetensorsFile::open(&path).unwrap();
+            assert_eq!(ours.len(), theirs.len());
+            for tensor in ours.tensors() {
+                let other = theirs.tensor(tensor.name()).unwrap();
+                assert_eq!((tensor.dtype(), tensor.shape()), (other.dtype(), other.shape()));
+                assert_eq!(tensor.bytes(), other.data());
+            }
+        }
+    }
+
+    proptest! {
+        /// Whatever is changed or cut in a sound file: no panic, one line, and what is accepted the format's own
+        /// reader accepts too, with the same tensors.
+        #[test]
+        fn damage_never_panics(changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..6),
+                               digits in any::<bool>(), cut in prop::option::of(any::<prop::sample::Index>())) {
+            let mut bytes = Builder::default()
+                .f32("model.a", &[2, 3], &[1.0; 6]).bf16("model.b", &[4], &[2.0; 4]).tensor("c", "U8", &[1, 5], b"12345")
+                .build();
+            for (index, value) in changes {
+                let at = index.index(bytes.len());
+                // Digits alone keep the JSON valid and reach the checks behind it.
+                if !digits { bytes[at] = value } else if bytes[at].is_ascii_digit() { bytes[at] = b'0' + value % 10 }
+            }
+            if let Some(cut) = cut {
+                bytes.truncate(cut.index(bytes.len() + 1));
+            }
+            match parse(bytes.clone()) {
+                Err(error) => prop_assert!(!error.to_string().contains('\n')),
+                Ok(ours) => {
+                    let theirs = ::safetensors::SafeTensors::deserialize(&bytes).unwrap();
+                    prop_assert_eq!(ours.len(), theirs.len());
+                    for tensor in ours.tensors() {
+                        prop_assert_eq!(tensor.bytes(), theirs.tensor(tensor.name()).unwrap().data());
+                    }
+                }
+            }
+        }
+    }
+}

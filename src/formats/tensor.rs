@@ -186,3 +186,103 @@ pub fn check_finite(values: &[f32], tensor: &Tensor<'_>, row: usize) -> Result<(
     let col = values.iter().position(|x| !x.is_finite()).unwrap_or_default();
     Err(tensor.error(format_args!("{} at row {row}, column {col}: the weights are damaged", values[col])))
 }
+
+#[cfg(test)]
+mod tests {
+    use half::bf16;
+    use proptest::prelude::*;
+
+    use super::super::checkpoint::Checkpoint;
+    use super::super::test_files::Builder;
+    use super::*;
+
+    /// A checkpoint whose tensor `t` starts `shift` bytes after another, at an odd address for odd shifts or even.
+    fn checkpoint(shift: usize, dtype: &str, shape: &[usize], bytes: &[u8]) -> Checkpoint {
+        let file = Builder::default().tensor("pad", "U8", &[shift], &vec![0; shift]).tensor("t", dtype, shape, bytes);
+        Checkpoint::from_bytes("test", file.build()).unwrap()
+    }
+
+    fn problem<T: std::fmt::Debug>(result: Result<T>) -> String {
+        result.unwrap_err().to_string().strip_prefix("test: tensor \"t\": ").unwrap().to_owned()
+    }
+
+    #[test]
+    fn every_f16_and_bf16_converts_at_every_alignment() {
+        let bytes: Vec<u8> = (0..=u16::MAX).flat_map(u16::to_le_bytes).collect();
+        for shift in 0..4 {
+            for (dtype, convert) in
+                [("F16", (|x| f16::from_bits(x).to_f32()) as fn(u16) -> f32), ("BF16", |x| bf16::from_bits(x).to_f32())]
+            {
+                let checkpoint = checkpoint(shift, dtype, &[1, 65_536], &bytes);
+                let tensor = checkpoint.tensor("t").unwrap();
+                let mut row = vec![0.0; 65_536];
+                tensor.row_f32(0, &mut row).unwrap();
+                for (x, found) in (0..=u16::MAX).zip(row) {
+                    let expected = convert(x);
+                    assert!(found == expected || (found.is_nan() && expected.is_nan()), "{dtype} {x:#x}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn rows_are_rows() {
+        let values: Vec<f32> = (0..6).map(|i| i as f32 - 2.5).collect();
+        let bytes: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();
+        for shift in 0..5 {
+            let checkpoint = checkpoint(shift, "F32", &[2, 3], &bytes);
+            let tensor = checkpoint.tensor("t").unwrap();
+            let mut row = [0.0; 3];
+            tensor.row_f32(1, &mut row).unwrap();
+            assert_eq!(row, values[3..]);
+            assert_eq!(tensor.to_f32().unwrap(), values);
+            assert_eq!(tensor.row_bytes(0).unwrap(), &bytes[..12]);
+            tensor.release();
+        }
+    }
+
+    #[test]
+    fn wrong_asks_are_told() {
+        let float = checkpoint(1, "F32", &[2, 3], &[0; 24]);
+        let float = float.tensor("t").unwrap();
+        assert_eq!(problem(float.row_f32(2, &mut [0.0; 3])), "row 2 of 2");
+        assert_eq!(problem(float.row_f32(0, &mut [0.0; 2])), "a row has 3 values and the place for it 2");
+        assert_eq!(problem(float.expect_shape(&[3, 2])), "shape [2, 3] where [3, 2] is expected");
+        assert_eq!(float.expect_shape(&[2, 3]).unwrap().elements(), 6);
+        let vector = checkpoint(1, "F32", &[6], &[0; 24]);
+        let problem_of_vector = problem(vector.tensor("t").unwrap().row_f32(0, &mut [0.0; 6]));
+        assert_eq!(problem_of_vector, "shape [6] where a matrix is needed");
+        let ints = checkpoint(1, "I32", &[2, 3], &[0; 24]);
+        let ints = ints.tensor("t").unwrap();
+        assert_eq!(problem(ints.row_f32(0, &mut [0.0; 3])), "dtype I32 where F32, F16 or BF16 is needed");
+        assert_eq!(problem(ints.to_f32()), "dtype I32 where F32, F16 or BF16 is needed");
+        let halves = checkpoint(1, "F4", &[2, 3], &[0; 3]);
+        assert_eq!(problem(halves.tensor("t").unwrap().row_bytes(0)), "F4 elements are no whole bytes");
+    }
+
+    #[test]
+    fn a_scalar_has_one_element_and_an_empty_matrix_none() {
+        let scalar = checkpoint(3, "F32", &[], &1.5f32.to_le_bytes());
+        assert_eq!(scalar.tensor("t").unwrap().to_f32().unwrap(), [1.5]);
+        let wide = checkpoint(0, "F32", &[0, 1 << 40], &[]);
+        assert!(wide.tensor("t").unwrap().to_f32().unwrap().is_empty());
+        assert_eq!(problem(wide.tensor("t").unwrap().row_bytes(0)), "row 0 of 0");
+        let tall = checkpoint(0, "F32", &[1 << 40, 0], &[]);
+        tall.tensor("t").unwrap().row_f32((1 << 40) - 1, &mut []).unwrap();
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_not_finite_is_found(len in 1usize..200, at in any::<prop::sample::Index>(), kind in 0usize..3) {
+            let checkpoint = checkpoint(0, "F32", &[1], &[0; 4]);
+            let tensor = checkpoint.tensor("t").unwrap();
+            let mut values = vec![f32::MAX; len];
+            prop_assert!(check_finite(&values, &tensor, 7).is_ok());
+            let (bad, text) = [(f32::NAN, "NaN"), (f32::INFINITY, "inf"), (f32::NEG_INFINITY, "-inf")][kind];
+            let col = at.index(len);
+            values[col] = bad;
+            let found = problem(check_finite(&values, &tensor, 7));
+            prop_assert_eq!(found, format!("{text} at row 7, column {col}: the weights are damaged"));
+        }
+    }
+}

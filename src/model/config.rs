@@ -20,6 +20,7 @@ use crate::{Error, Result};
 pub use generation::SamplingDefaults;
 pub use quantization::Quantization;
 pub use rope::{RopeConfig, RopeScaling};
+pub use trine_backend::{Gate, Heads};
 
 /// Limits beyond which a number is taken for damage, generous against any model that exists.
 mod limit {
@@ -93,26 +94,6 @@ pub enum Family {
     Qwen3,
     /// BitNet b1.58.
     BitNet,
-}
-
-/// Attention heads.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Heads {
-    /// Query heads, a multiple of `kv`.
-    pub query: usize,
-    /// Key and value heads.
-    pub kv: usize,
-    /// Values of one head; even.
-    pub dim: usize,
-}
-
-/// The feed-forward gate's activation.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Gate {
-    /// `x * sigmoid(x)`
-    Silu,
-    /// `max(x, 0)^2`
-    Relu2,
 }
 
 impl Family {

@@ -1,5 +1,15 @@
-//! A model: its configuration, and what is made of it.
+//! A model: its configuration, its weights on a device, and its forward pass.
 
 pub mod config;
+mod forward;
+mod layout;
+mod load;
+mod plan;
+mod rope;
+mod weights;
 
 pub use config::*;
+pub use forward::{Activations, forward};
+pub use load::{Formats, load};
+pub use plan::{Extent, Plan};
+pub use weights::{Layer, Linear, Weights};

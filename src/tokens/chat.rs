@@ -16,8 +16,13 @@ use super::{one_line, python};
 use crate::{Error, Result};
 
 /// What one rendering may cost. One unit is one instruction or 64 bytes of data, so this bounds time (to about a
-/// second) and memory (to 128 MiB). A conversation that fills a context of 128 000 tokens costs about a hundredth.
-const FUEL: u64 = 2_000_000;
+/// second) and memory (to 32 MiB of values). One gap is the engine's own: joining a list by `~` is charged by the list's
+/// length, not by what it prints, and a list that holds another twice, and so on, prints without end.
+const FUEL: u64 = 500_000;
+
+/// The stack that a template is rendered on, in bytes. Values are dropped recursively, and a template can nest them as
+/// deep as its fuel lasts; untouched pages of the stack cost nothing.
+const STACK: usize = 256 << 20;
 
 /// How deep macros, loops and includes may nest.
 const RECURSION: usize = 100;
@@ -152,7 +157,8 @@ impl ChatTemplate {
         let has_tools = context.iter().rev().find(|(key, _)| *key == "tools").is_some_and(|(_, tools)| tools.is_true());
         let tool_use = self.env.get_template(TOOL_USE).ok().filter(|_| has_tools);
         let template = tool_use.map_or_else(|| self.env.get_template(DEFAULT), Ok);
-        template.and_then(|template| template.render(Value::from_pairs(context))).map_err(|e| self.failure(&e))
+        let render = || template.and_then(|template| template.render(Value::from_pairs(context)));
+        on_large_stack(|| render().map_err(|e| self.failure(&e)))?
     }
 
     fn failure(&self, error: &minijinja::Error) -> Error {
@@ -169,6 +175,15 @@ impl ChatTemplate {
         };
         Error::file(&self.name, format!("chat template: {problem}"))
     }
+}
+
+/// Runs `work` on a thread with [`STACK`] bytes of stack.
+fn on_large_stack<T: Send>(work: impl FnOnce() -> T + Send) -> Result<T> {
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().stack_size(STACK).spawn_scoped(scope, work);
+        let thread = thread.map_err(|e| Error::Request(format!("no thread to render the chat template on: {e}")))?;
+        Ok(thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+    })
 }
 
 /// What a template passed to `raise_exception`.
@@ -203,11 +218,7 @@ fn environment() -> Environment<'static> {
 }
 
 /// Hugging Face's `tojson`: `json.dumps` with its options, non-ASCII characters and HTML's left as they are.
-fn tojson(
-    value: &Value,
-    ensure_ascii: Option<bool>,
-    kwargs: Kwargs,
-) -> std::result::Result<String, minijinja::Error> {
+fn tojson(value: &Value, ensure_ascii: Option<bool>, kwargs: Kwargs) -> std::result::Result<String, minijinja::Error> {
     let mut json = python::Json {
         ensure_ascii: ensure_ascii.or(kwargs.get("ensure_ascii")?).unwrap_or(false),
         sort_keys: kwargs.get::<Option<bool>>("sort_keys")?.unwrap_or(false),

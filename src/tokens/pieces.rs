@@ -82,7 +82,8 @@ mod tests {
         assert_eq!(byte_level('\u{143}'), Some(0xad));
         assert_eq!(byte_level('\u{144}'), None);
         assert_eq!(byte_level_bytes("a b"), b"a b", "a plain space is not in the alphabet");
-        let all: std::collections::BTreeSet<u8> = (0..0x144).filter_map(char::from_u32).filter_map(byte_level).collect();
+        let all: std::collections::BTreeSet<u8> =
+            (0..0x144).filter_map(char::from_u32).filter_map(byte_level).collect();
         assert_eq!(all.len(), 256);
     }
 

@@ -8,6 +8,9 @@ use minijinja::{Error, ErrorKind, Value};
 /// Deeper values are refused: the printers are recursive.
 const MAX_DEPTH: usize = 100;
 
+/// Longer texts are refused: a list that holds another twice, and so on, is small and prints without end.
+const MAX_LEN: usize = 16 << 20;
+
 /// The options of Python's `json.dumps`.
 #[derive(Clone)]
 pub(super) struct Json {
@@ -35,7 +38,7 @@ impl Json {
     }
 
     fn value(&self, out: &mut String, value: &Value, depth: usize) -> Result<(), Error> {
-        check_depth(depth)?;
+        check_size(out, depth)?;
         match value.kind() {
             ValueKind::None => out.push_str("null"),
             ValueKind::Bool => out.push_str(if value.is_true() { "true" } else { "false" }),
@@ -64,7 +67,10 @@ impl Json {
                 })?;
             }
             kind => {
-                return Err(Error::new(ErrorKind::InvalidOperation, format!("tojson: {kind} is not JSON serializable")));
+                return Err(Error::new(
+                    ErrorKind::InvalidOperation,
+                    format!("tojson: {kind} is not JSON serializable"),
+                ));
             }
         }
         Ok(())
@@ -136,7 +142,7 @@ pub(super) fn str(value: &Value) -> Result<String, Error> {
 }
 
 fn repr(out: &mut String, value: &Value, depth: usize) -> Result<(), Error> {
-    check_depth(depth)?;
+    check_size(out, depth)?;
     match value.kind() {
         ValueKind::Undefined => out.push_str("Undefined"),
         ValueKind::None => out.push_str("None"),
@@ -212,11 +218,13 @@ fn number(out: &mut String, value: &Value, special: [&str; 3]) -> Result<(), Err
     Ok(())
 }
 
-fn check_depth(depth: usize) -> Result<(), Error> {
-    if depth > MAX_DEPTH {
-        return Err(Error::new(ErrorKind::InvalidOperation, format!("a value is nested deeper than {MAX_DEPTH} levels")));
-    }
-    Ok(())
+fn check_size(out: &str, depth: usize) -> Result<(), Error> {
+    let problem = match (depth > MAX_DEPTH, out.len() > MAX_LEN) {
+        (false, false) => return Ok(()),
+        (true, _) => format!("a value is nested deeper than {MAX_DEPTH} levels"),
+        (false, true) => format!("a value prints as more than {MAX_LEN} bytes"),
+    };
+    Err(Error::new(ErrorKind::InvalidOperation, problem))
 }
 
 #[cfg(test)]
@@ -267,5 +275,15 @@ mod tests {
         }
         assert!(Json::default().dumps(&value).unwrap_err().to_string().contains("deeper than 100"));
         assert!(str(&value).is_err());
+    }
+
+    #[test]
+    fn values_that_print_without_end_are_refused() {
+        let mut value = Value::from("x");
+        for _ in 0..60 {
+            value = Value::from(vec![value.clone(), value]);
+        }
+        assert!(Json::default().dumps(&value).unwrap_err().to_string().contains("prints as more than"));
+        assert!(str(&value).unwrap_err().to_string().contains("prints as more than"));
     }
 }

@@ -19,6 +19,11 @@ pub enum Quantization {
 }
 
 impl Quantization {
+    /// Whether the linear layers are ternary.
+    pub fn is_ternary(&self) -> bool {
+        matches!(self, Quantization::Bitnet { .. })
+    }
+
     pub(super) fn read(config: &Fields<'_>) -> Result<Self> {
         let Some(fields) = config.object("quantization_config")? else { return Ok(Quantization::None) };
         let method = fields.required("quant_method", fields.text("quant_method")?)?;

@@ -60,7 +60,8 @@ fn only_the_first_leading_space_goes() {
 #[test]
 fn byte_fallback_marks_each_byte() {
     let tokenizer = byte_fallback();
-    let bytes = |bytes: &[u8]| bytes.iter().map(|b| tokenizer.id_of(&format!("<0x{b:02X}>")).unwrap()).collect::<Vec<_>>();
+    let bytes =
+        |bytes: &[u8]| bytes.iter().map(|b| tokenizer.id_of(&format!("<0x{b:02X}>")).unwrap()).collect::<Vec<_>>();
     assert_eq!(stream(&tokenizer, &bytes(&[0xe4, 0xbd]), false).0, ["", "", "\u{fffd}\u{fffd}"]);
     assert_eq!(stream(&tokenizer, &bytes("你".as_bytes()), false).0, ["", "", "你", ""]);
     // What was a whole character stays one, whatever comes behind it.

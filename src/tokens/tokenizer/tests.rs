@@ -58,7 +58,8 @@ fn special_text_is_parsed_only_when_asked() {
 
 #[test]
 fn text_alone_is_encoded_like_a_prompt_without_special_text() {
-    for (tokenizer, text) in [(demo(), "The  wolf,\nhe ran."), (byte_fallback(), "a b  ab 😀"), (metaspace(), "a b a")] {
+    for (tokenizer, text) in [(demo(), "The  wolf,\nhe ran."), (byte_fallback(), "a b  ab 😀"), (metaspace(), "a b a")]
+    {
         let parsed = tokenizer.encode(text, Special::TEMPLATE).unwrap();
         assert_eq!(tokenizer.encode(text, Special::TEXT).unwrap(), parsed);
         assert!(!parsed.is_empty());
@@ -163,10 +164,7 @@ fn stories260k_golden_ids() {
     let tokenizer = Tokenizer::from_bytes(&json, Some(&config), folder).unwrap();
     let cases: [(&str, &[u32]); 3] = [
         ("Once upon a time, there was a", &[1, 403, 407, 261, 378, 432, 383, 286, 261]),
-        (
-            "Lily and Tom went to the park. They",
-            &[1, 317, 269, 274, 287, 263, 377, 267, 265, 282, 295, 433, 426, 342],
-        ),
+        ("Lily and Tom went to the park. They", &[1, 317, 269, 274, 287, 263, 377, 267, 265, 282, 295, 433, 426, 342]),
         ("One day", &[1, 385, 328]),
     ];
     for (text, ids) in cases {

@@ -1,0 +1,119 @@
+//! The memory plan: what a model will take before any of it is loaded.
+
+use trine_backend::{Format, KvFormat, KvShape};
+
+use super::Config;
+use super::forward::Activations;
+use super::layout::{self, LayerSource, MatrixSource};
+use super::load::{Formats, format_of};
+use crate::formats::Checkpoint;
+use crate::memory::human;
+use crate::{Error, Result};
+
+/// Bytes on the device, and what a token costs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Plan {
+    /// Matrices inside the layers.
+    pub body: u64,
+    /// Number format of most of the body.
+    pub body_format: Format,
+    /// Embedding and lm_head.
+    pub head: u64,
+    /// Number format of the matrix that makes logits.
+    pub head_format: Format,
+    /// Norms, biases and RoPE table.
+    pub vectors: u64,
+    /// KV cache.
+    pub kv: u64,
+    /// Activations of the largest step.
+    pub activations: u64,
+    /// Weights of body, embedding and lm_head, counted as parameters.
+    pub parameters: u64,
+    /// Bytes of weights that decoding one token reads.
+    pub read_per_token: u64,
+}
+
+/// The sizes that a plan depends on, besides the model's own.
+#[derive(Clone, Copy, Debug)]
+pub struct Extent {
+    /// KV cache.
+    pub kv: KvShape,
+    /// Its format.
+    pub kv_format: KvFormat,
+    /// Tokens of the largest step.
+    pub rows: usize,
+    /// Rows of logits of the largest step.
+    pub outputs: usize,
+}
+
+impl Plan {
+    /// Adds up a model; reads only headers.
+    ///
+    /// # Errors
+    /// As [`format_of`].
+    pub fn new<B: trine_backend::Backend>(
+        config: &Config,
+        checkpoint: &Checkpoint,
+        formats: &Formats,
+        extent: &Extent,
+    ) -> Result<Self> {
+        let size = |source: &MatrixSource| -> Result<(Format, u64)> {
+            let format = format_of(source, checkpoint, config, formats)?;
+            let bytes = format.bytes(source.rows(), source.columns);
+            Ok((format, bytes.ok_or_else(|| too_large(checkpoint))?))
+        };
+        // All layers have the same shapes.
+        let layer = LayerSource::new(config, 0);
+        let layers = config.layers as u64;
+        let mut body = 0u64;
+        for source in layer.matrices() {
+            body = body.checked_add(size(source)?.1).ok_or_else(|| too_large(checkpoint))?;
+        }
+        let embedding = layout::embedding(config);
+        let lm_head = layout::lm_head(config);
+        let (head_format, head_bytes) = size(lm_head.as_ref().unwrap_or(&embedding))?;
+        let table = if lm_head.is_some() { size(&embedding)?.1 } else { 0 };
+        let body_weights: u64 = layer.matrices().iter().map(|source| source.weights()).sum();
+        let vectors: usize = layer.vectors().map(|(_, length)| length).sum();
+        let (per_row, per_output) = Activations::<B>::values_per_row(config);
+        let body = body.checked_mul(layers).ok_or_else(|| too_large(checkpoint))?;
+        Ok(Plan {
+            body,
+            body_format: size(&layer.gate_up)?.0,
+            head: head_bytes + table,
+            head_format,
+            vectors: 4 * (vectors as u64 * layers + (extent.kv.context * config.heads.dim) as u64),
+            kv: extent.kv.bytes(extent.kv_format) as u64,
+            activations: 4 * (per_row as u64 * extent.rows as u64 + per_output as u64 * extent.outputs as u64),
+            parameters: body_weights * layers + embedding.weights() * (1 + u64::from(lm_head.is_some())),
+            read_per_token: body + head_bytes,
+        })
+    }
+
+    /// All bytes together.
+    pub fn total(&self) -> u64 {
+        [self.body, self.head, self.vectors, self.kv, self.activations].iter().fold(0, |sum, &x| sum.saturating_add(x))
+    }
+
+    /// Refuses a model that is larger than what is free, and shows the sum.
+    ///
+    /// # Errors
+    /// [`Error::Request`] when `available` is known and too small.
+    pub fn check(&self, available: Option<u64>) -> Result<()> {
+        match available {
+            Some(available) if self.total() > available => Err(Error::Request(format!(
+                "the model needs {} (weights {}, KV cache {}, activations {}) but {} is free: use a smaller --weights format, -c or -b, or a smaller model",
+                human(self.total()),
+                human(self.body.saturating_add(self.head).saturating_add(self.vectors)),
+                human(self.kv),
+                human(self.activations),
+                human(available)
+            ))),
+            _ => Ok(()),
+        }
+    }
+}
+
+fn too_large(checkpoint: &Checkpoint) -> Error {
+    Error::file(checkpoint.path(), "its config.json describes a model larger than any memory")
+}

@@ -1,0 +1,186 @@
+//! A session: one sequence on an engine, its prefill and its decode loop.
+
+use std::ops::ControlFlow;
+
+use trine_backend::{Backend, Row};
+
+use crate::engine::Engine;
+use crate::sample::Sampler;
+use crate::{Error, Result};
+
+/// Why a generation ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// The model produced one of its end tokens.
+    EndToken,
+    /// A stop string was met, or the caller had enough.
+    Stopped,
+    /// As many tokens as were asked for.
+    Limit,
+    /// The context is full.
+    ContextFull,
+    /// The caller interrupted it.
+    Interrupted,
+}
+
+/// One sequence: the tokens whose keys and values are in the cache, and the logits after the last of them.
+pub struct Session<B: Backend> {
+    engine: Engine<B>,
+    /// Tokens at positions 0, 1, … of the cache.
+    tokens: Vec<u32>,
+    /// Whether `logits` belong to the last of `tokens`.
+    fresh: bool,
+    /// `[vocab]`.
+    logits: Vec<f32>,
+    /// Rows of the step that is being put together.
+    rows: Vec<Row>,
+}
+
+impl<B: Backend> Session<B> {
+    /// An empty sequence. Everything that the decode loop needs is allocated here.
+    pub fn new(engine: Engine<B>) -> Self {
+        let (vocab, extent) = (engine.config().vocab, *engine.extent());
+        Session {
+            tokens: Vec::with_capacity(extent.kv.context),
+            fresh: false,
+            logits: vec![0.0; vocab],
+            rows: Vec::with_capacity(extent.rows),
+            engine,
+        }
+    }
+
+    /// The engine below.
+    pub fn engine(&self) -> &Engine<B> {
+        &self.engine
+    }
+
+    /// Positions of the sequence.
+    pub fn context(&self) -> usize {
+        self.engine.extent().kv.context
+    }
+
+    /// Tokens in the cache.
+    pub fn tokens(&self) -> &[u32] {
+        &self.tokens
+    }
+
+    /// Logits after the last token of the cache, `[vocab]`.
+    pub fn logits(&self) -> &[f32] {
+        &self.logits
+    }
+
+    /// Forgets all but the first `length` tokens: later tokens overwrite their places.
+    pub fn truncate(&mut self, length: usize) {
+        if length < self.tokens.len() {
+            self.tokens.truncate(length);
+            self.fresh = false;
+        }
+    }
+
+    /// Makes the cache hold exactly `prompt`, in steps of at most the engine's batch size; what it has in
+    /// common with the beginning of the cache is kept. Returns how many tokens were computed.
+    /// `keep_going` is asked before each step.
+    ///
+    /// # Errors
+    /// The prompt is empty or longer than the context, or the device fails. Where `keep_going` said no,
+    /// `None`: the steps done until then stay in the cache.
+    pub fn prefill(&mut self, prompt: &[u32], mut keep_going: impl FnMut() -> bool) -> Result<Option<usize>> {
+        if prompt.is_empty() {
+            return Err(Error::Usage("the prompt has no tokens".into()));
+        }
+        if prompt.len() > self.context() {
+            return Err(Error::Request(format!(
+                "the prompt has {} tokens and the context {}: shorten it or raise -c (the model has {} positions)",
+                prompt.len(),
+                self.context(),
+                self.engine.config().context
+            )));
+        }
+        let common = self.tokens.iter().zip(prompt).take_while(|(a, b)| a == b).count();
+        self.truncate(common);
+        if self.tokens.len() == prompt.len() && !self.fresh {
+            // The last token runs again for its logits.
+            self.truncate(prompt.len() - 1);
+        }
+        let start = self.tokens.len();
+        while self.tokens.len() < prompt.len() {
+            if !keep_going() {
+                return Ok(None);
+            }
+            let done = self.tokens.len();
+            let end = prompt.len().min(done + self.engine.extent().rows);
+            self.step(&prompt[done..end], end == prompt.len())?;
+        }
+        Ok(Some(prompt.len() - start))
+    }
+
+    /// Appends one token and computes the logits after it.
+    ///
+    /// # Errors
+    /// The context is full, or the device fails.
+    pub fn advance(&mut self, token: u32) -> Result<()> {
+        if self.tokens.len() == self.context() {
+            return Err(Error::Request(format!("the context of {} tokens is full", self.context())));
+        }
+        self.step(&[token], true)
+    }
+
+    fn step(&mut self, tokens: &[u32], output: bool) -> Result<()> {
+        let (first, last) = (self.tokens.len(), tokens.len() - 1);
+        self.rows.clear();
+        self.rows.extend(tokens.iter().enumerate().map(|(i, &token)| Row {
+            token,
+            sequence: 0,
+            position: (first + i) as u32,
+            output: output && i == last,
+        }));
+        self.fresh = false;
+        self.engine.step(&self.rows)?;
+        self.tokens.extend_from_slice(tokens);
+        if output {
+            self.engine.read_logits(&mut self.logits)?;
+            self.fresh = true;
+        }
+        Ok(())
+    }
+
+    /// The decode loop: draws a token from the logits, hands it to `on_token`, runs it, and so on, until the
+    /// model ends, `limit` tokens are out, the context is full, or `on_token` breaks. End tokens are not
+    /// handed out; `ignore_end` treats them as any other.
+    ///
+    /// # Errors
+    /// There was no prefill, the logits are unusable, the device fails, or `on_token` does.
+    pub fn generate(
+        &mut self,
+        sampler: &mut Sampler,
+        limit: Option<usize>,
+        ignore_end: bool,
+        mut on_token: impl FnMut(u32) -> Result<ControlFlow<End>>,
+    ) -> Result<End> {
+        if !self.fresh {
+            return Err(Error::Request("nothing to continue: prefill a prompt first".into()));
+        }
+        if limit == Some(0) {
+            return Ok(End::Limit);
+        }
+        let mut produced = 0;
+        loop {
+            let token = sampler.sample(&self.logits)?;
+            if !ignore_end && self.engine.config().eos.contains(&token) {
+                return Ok(End::EndToken);
+            }
+            sampler.accept(token);
+            produced += 1;
+            if let ControlFlow::Break(end) = on_token(token)? {
+                return Ok(end);
+            }
+            if limit == Some(produced) {
+                return Ok(End::Limit);
+            }
+            if self.tokens.len() == self.context() {
+                return Ok(End::ContextFull);
+            }
+            self.advance(token)?;
+        }
+    }
+}

@@ -1,0 +1,3 @@
+//! All integration tests, in one program: linking is the slow part.
+
+mod golden;
