@@ -84,6 +84,9 @@ pub(crate) enum Fault {
     FusionLosesSum,
 }
 
+/// Ops with the ids of their operands.
+type Recording = Vec<(&'static str, Vec<usize>)>;
+
 /// An oracle with a fault; a step size must always be recorded with the same ops on the same buffers.
 pub(crate) struct Faulty {
     oracle: Oracle,
@@ -92,9 +95,9 @@ pub(crate) struct Faulty {
     rows: Vec<Row>,
     /// Buffers, weights and caches are numbered so that recordings can be told apart.
     next_id: usize,
-    /// Ops with the ids of their operands: the step that is recorded, and the first of each size.
-    recording: Vec<(&'static str, Vec<usize>)>,
-    recorded: HashMap<(usize, usize), Vec<(&'static str, Vec<usize>)>>,
+    /// The step that is being recorded, and the first of each number of rows and outputs.
+    recording: Recording,
+    recorded: HashMap<(usize, usize), Recording>,
 }
 
 pub(crate) struct Buf {
@@ -140,13 +143,9 @@ impl Faulty {
     /// Runs oracle ops on other rows than the step's.
     fn with_rows<T>(&mut self, rows: &[Row], ops: impl FnOnce(&mut Oracle) -> T) -> T {
         let mut result = None;
-        if !rows.is_empty() {
-            self.oracle.step(rows, |oracle| result = Some(ops(oracle))).expect("rows");
-        }
-        if !self.rows.is_empty() {
-            self.oracle.step(&self.rows, |_| {}).expect("rows");
-        }
-        result.expect("rows")
+        self.oracle.step(rows, |oracle| result = Some(ops(oracle))).expect("rows");
+        self.oracle.step(&self.rows, |_| {}).expect("rows");
+        result.expect("the step runs its ops")
     }
 
     /// Changes the step's rows of a buffer on the host.
