@@ -14,8 +14,9 @@ mod kernel;
 use trine_backend::{Heads, Row};
 
 use crate::isa::Isa;
-use crate::kv::{Kv, LANES};
+use crate::kv::Kv;
 use crate::pool::Pool;
+use crate::simd::LANES;
 use kernel::{Chunk, finish, merge};
 
 /// Positions of a chunk: a few µs of work, so that a fork is worth it and a context splits well.
@@ -204,16 +205,6 @@ impl Call<'_> {
         let len = positions.len();
         let [keys, values] = self.kv.vectors(self.layer, row.sequence, head, positions);
         let stride = self.kv.stride();
-        self.isa.vectorize(Chunk {
-            keys,
-            values,
-            len,
-            stride,
-            group: self.heads.group(),
-            queries,
-            scores,
-            tile,
-            partial,
-        });
+        self.isa.run(Chunk { keys, values, len, stride, group: self.heads.group(), queries, scores, tile, partial });
     }
 }

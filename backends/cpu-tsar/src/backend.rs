@@ -51,10 +51,12 @@ impl Backend for CpuTsar {
     }
 
     fn alloc(&mut self, rows: usize, columns: usize) -> Result<Buf> {
-        // So that no step has to: any buffer may be multiplied with a matrix.
-        self.rows.reserve(rows.min(1 << 16));
+        let buf = Buf::zeroed(rows, columns)?;
+        // Any buffer may be multiplied with a matrix: after load no step has to ask for memory.
         self.activations.reserve(rows, columns)?;
-        Buf::zeroed(rows, columns)
+        let many = |_| Error::OutOfMemory(format!("no memory for steps of {rows} rows"));
+        self.rows.try_reserve(rows).map_err(many)?;
+        Ok(buf)
     }
 
     fn upload(&mut self, columns: usize, data: &[f32]) -> Result<Buf> {

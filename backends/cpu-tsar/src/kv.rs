@@ -10,9 +10,7 @@ use trine_backend::{Error, Heads, KvFormat, KvShape, Result, Row, activation};
 use crate::isa::Isa;
 use crate::memory::zeros;
 use crate::ops::math::ROUND;
-
-/// Values that a vector's length is padded to a multiple of.
-pub(crate) const LANES: usize = 8;
+use crate::simd::LANES;
 
 /// Keys and values of every layer and sequence.
 #[derive(Debug)]

@@ -5,8 +5,9 @@ use trine_backend::Heads;
 
 use super::CHUNK;
 use crate::isa::Isa;
-use crate::kv::{LANES, Vectors};
+use crate::kv::Vectors;
 use crate::ops::math;
+use crate::simd::{Kernel, LANES, Simd};
 
 /// Vectors that are widened at a time: with 128 columns 8 KB, which stay in the nearest cache.
 pub(super) const TILE: usize = 16;
@@ -35,26 +36,24 @@ pub(super) struct Chunk<'a> {
     pub(super) partial: &'a mut [f32],
 }
 
-impl NullaryFnOnce for Chunk<'_> {
-    type Output = ();
-
+impl Kernel for Chunk<'_> {
     #[inline(always)]
-    fn call(mut self) {
+    fn run(mut self, simd: impl Simd) {
         match self.keys {
-            Vectors::F32(keys) => self.score(keys),
-            Vectors::F16(keys) => self.score(keys),
+            Vectors::F32(keys) => self.score(simd, keys),
+            Vectors::F16(keys) => self.score(simd, keys),
             Vectors::Int8(keys, scales) => {
-                self.score(keys);
+                self.score(simd, keys);
                 self.scale(scales);
             }
         }
         self.softmax();
         match self.values {
-            Vectors::F32(values) => self.weigh(values),
-            Vectors::F16(values) => self.weigh(values),
+            Vectors::F32(values) => self.weigh(simd, values),
+            Vectors::F16(values) => self.weigh(simd, values),
             Vectors::Int8(values, scales) => {
                 self.scale(scales);
-                self.weigh(values);
+                self.weigh(simd, values);
             }
         }
     }
@@ -63,7 +62,7 @@ impl NullaryFnOnce for Chunk<'_> {
 impl Chunk<'_> {
     /// `scores[g][p] = queries[g] · keys[p]`.
     #[inline(always)]
-    fn score<C: Cell>(&mut self, keys: &[C]) {
+    fn score<C: Cell>(&mut self, simd: impl Simd, keys: &[C]) {
         let stride = self.stride;
         for start in (0..self.len).step_by(TILE) {
             let tile = (self.len - start).min(TILE);
@@ -72,9 +71,9 @@ impl Chunk<'_> {
                 let queries = &self.queries[g * stride..];
                 let scores = &mut self.scores[g * CHUNK + start..];
                 match together {
-                    4 => dots::<4>(queries, keys, stride, scores),
-                    2 => dots::<2>(queries, keys, stride, scores),
-                    _ => dots::<1>(queries, keys, stride, scores),
+                    4 => dots::<4>(simd, queries, keys, stride, scores),
+                    2 => dots::<2>(simd, queries, keys, stride, scores),
+                    _ => dots::<1>(simd, queries, keys, stride, scores),
                 }
             });
         }
@@ -99,13 +98,13 @@ impl Chunk<'_> {
             for score in &mut *scores {
                 *score = math::exp(*score - highest[g]);
             }
-            total[g] = math::sum(scores.len(), |i| f64::from(scores[i])) as f32;
+            total[g] = math::sum(scores, |weight| weight) as f32;
         }
     }
 
     /// `partial[g] = Σ scores[g][p] · values[p]`.
     #[inline(always)]
-    fn weigh<C: Cell>(&mut self, values: &[C]) {
+    fn weigh<C: Cell>(&mut self, simd: impl Simd, values: &[C]) {
         let stride = self.stride;
         self.partial[..self.group * stride].fill(0.0);
         for start in (0..self.len).step_by(TILE) {
@@ -115,9 +114,9 @@ impl Chunk<'_> {
                 let weights = &self.scores[g * CHUNK + start..];
                 let sums = &mut self.partial[g * stride..];
                 match together {
-                    4 => weighted_sums::<4>(weights, values, stride, sums),
-                    2 => weighted_sums::<2>(weights, values, stride, sums),
-                    _ => weighted_sums::<1>(weights, values, stride, sums),
+                    4 => weighted_sums::<4>(simd, weights, values, stride, sums),
+                    2 => weighted_sums::<2>(simd, weights, values, stride, sums),
+                    _ => weighted_sums::<1>(simd, weights, values, stride, sums),
                 }
             });
         }
@@ -141,81 +140,91 @@ fn for_heads(group: usize, mut task: impl FnMut(usize, usize)) {
 
 /// `scores[g · CHUNK + p] = queries[g] · keys[p]` for G heads: lane sums, then a tree.
 #[inline(always)]
-fn dots<const G: usize>(queries: &[f32], keys: &[f32], stride: usize, scores: &mut [f32]) {
+fn dots<const G: usize>(simd: impl Simd, queries: &[f32], keys: &[f32], stride: usize, scores: &mut [f32]) {
     let queries: [&[Lanes]; G] = std::array::from_fn(|g| lanes(&queries[g * stride..(g + 1) * stride]));
     let mut pairs = keys.chunks_exact(2 * stride);
     let mut p = 0;
     for pair in &mut pairs {
         let (first, second) = pair.split_at(stride);
-        let sums = dots_of(queries, [lanes(first), lanes(second)]);
+        let sums = dots_of(simd, queries, [lanes(first), lanes(second)]);
         for g in 0..G {
-            scores[g * CHUNK + p] = math::sum8(sums[g][0]);
-            scores[g * CHUNK + p + 1] = math::sum8(sums[g][1]);
+            scores[g * CHUNK + p..][..2].copy_from_slice(&sums[g]);
         }
         p += 2;
     }
     if !pairs.remainder().is_empty() {
-        let sums = dots_of(queries, [lanes(pairs.remainder())]);
+        let sums = dots_of(simd, queries, [lanes(pairs.remainder())]);
         for g in 0..G {
-            scores[g * CHUNK + p] = math::sum8(sums[g][0]);
+            scores[g * CHUNK + p] = sums[g][0];
         }
     }
 }
 
-/// Lane sums of the products of each query with each key.
+/// The product of each query with each key.
 #[inline(always)]
-fn dots_of<const G: usize, const P: usize>(queries: [&[Lanes]; G], keys: [&[Lanes]; P]) -> [[Lanes; P]; G] {
-    let mut sums = [[[0.0; LANES]; P]; G];
-    for i in 0..keys[0].len() {
-        let keys: [Lanes; P] = std::array::from_fn(|p| keys[p][i]);
+fn dots_of<S: Simd, const G: usize, const P: usize>(
+    simd: S,
+    queries: [&[Lanes]; G],
+    keys: [&[Lanes]; P],
+) -> [[f32; P]; G] {
+    let len = keys[0].len();
+    let (queries, keys) = (queries.map(|query| &query[..len]), keys.map(|key| &key[..len]));
+    let mut sums = [[simd.splat(0.0); P]; G];
+    for i in 0..len {
+        let keys: [S::F32s; P] = std::array::from_fn(|p| simd.load(&keys[p][i]));
         for g in 0..G {
-            let query = queries[g][i];
+            let query = simd.load(&queries[g][i]);
             for p in 0..P {
-                for lane in 0..LANES {
-                    sums[g][p][lane] += query[lane] * keys[p][lane];
-                }
+                sums[g][p] = simd.add(sums[g][p], simd.mul(query, keys[p]));
             }
         }
     }
-    sums
+    sums.map(|sums| sums.map(|sum| simd.sum(sum)))
 }
 
 /// `sums[g · stride + i] += Σ weights[g · CHUNK + p] · values[p][i]` for G heads, in the order of positions.
 #[inline(always)]
-fn weighted_sums<const G: usize>(weights: &[f32], values: &[f32], stride: usize, sums: &mut [f32]) {
+fn weighted_sums<const G: usize>(simd: impl Simd, weights: &[f32], values: &[f32], stride: usize, sums: &mut [f32]) {
     let whole = stride / (2 * LANES) * 2 * LANES;
     for at in (0..whole).step_by(2 * LANES) {
-        weighted_lanes::<G, 2>(weights, values, stride, at, sums);
+        weighted_lanes::<_, G, 2>(simd, weights, values, stride, at, sums);
     }
     if whole < stride {
-        weighted_lanes::<G, 1>(weights, values, stride, whole, sums);
+        weighted_lanes::<_, G, 1>(simd, weights, values, stride, whole, sums);
     }
 }
 
 /// [`weighted_sums`] of `N` times [`LANES`] columns from `at` on.
 #[inline(always)]
-fn weighted_lanes<const G: usize, const N: usize>(
+fn weighted_lanes<S: Simd, const G: usize, const N: usize>(
+    simd: S,
     weights: &[f32],
     values: &[f32],
     stride: usize,
     at: usize,
     sums: &mut [f32],
 ) {
-    let span = |g: usize| g * stride + at..g * stride + at + N * LANES;
-    let mut local: [[Lanes; N]; G] = std::array::from_fn(|g| std::array::from_fn(|n| lanes(&sums[span(g)])[n]));
+    let rows = values.len() / stride;
+    let weights: [&[f32]; G] = std::array::from_fn(|g| &weights[g * CHUNK..][..rows]);
+    let mut local: [[S::F32s; N]; G] = std::array::from_fn(|g| {
+        let sums = lanes(&sums[g * stride + at..][..N * LANES]);
+        std::array::from_fn(|n| simd.load(&sums[n]))
+    });
     for (p, value) in values.chunks_exact(stride).enumerate() {
         let value = lanes(&value[at..at + N * LANES]);
+        let value: [S::F32s; N] = std::array::from_fn(|n| simd.load(&value[n]));
         for g in 0..G {
-            let weight = weights[g * CHUNK + p];
+            let weight = simd.splat(weights[g][p]);
             for n in 0..N {
-                for lane in 0..LANES {
-                    local[g][n][lane] += weight * value[n][lane];
-                }
+                local[g][n] = simd.add(local[g][n], simd.mul(weight, value[n]));
             }
         }
     }
     for g in 0..G {
-        sums[span(g)].copy_from_slice(local[g].as_flattened());
+        let (sums, _) = sums[g * stride + at..][..N * LANES].as_chunks_mut();
+        for n in 0..N {
+            simd.store(local[g][n], &mut sums[n]);
+        }
     }
 }
 

@@ -59,8 +59,8 @@ impl NullaryFnOnce for NormRows<'_> {
         let columns = self.weight.len();
         for (out, x) in self.out.chunks_exact_mut(columns).zip(self.x.chunks_exact(columns)) {
             let scale = scale_of(x, self.eps);
-            for i in 0..columns {
-                out[i] = x[i] * scale * self.weight[i];
+            for ((out, &x), &weight) in out.iter_mut().zip(x).zip(self.weight) {
+                *out = x * scale * weight;
             }
         }
     }
@@ -82,12 +82,10 @@ impl NullaryFnOnce for AddNormRows<'_> {
         let columns = self.weight.len();
         let rows = self.out.chunks_exact_mut(columns).zip(self.x.chunks_exact_mut(columns));
         for ((out, x), y) in rows.zip(self.y.chunks_exact(columns)) {
-            for i in 0..columns {
-                x[i] += y[i];
-            }
+            x.iter_mut().zip(y).for_each(|(x, y)| *x += y);
             let scale = scale_of(x, self.eps);
-            for i in 0..columns {
-                out[i] = x[i] * scale * self.weight[i];
+            for ((out, &x), &weight) in out.iter_mut().zip(&*x).zip(self.weight) {
+                *out = x * scale * weight;
             }
         }
     }
@@ -111,9 +109,7 @@ impl NullaryFnOnce for NormHeads<'_> {
             for (head, x) in row.chunks_exact_mut(dim).take(query + kv).enumerate() {
                 let weight = if head < query { self.query } else { self.key };
                 let scale = scale_of(x, self.eps);
-                for i in 0..dim {
-                    x[i] = x[i] * scale * weight[i];
-                }
+                x.iter_mut().zip(weight).for_each(|(x, weight)| *x = *x * scale * weight);
             }
         }
     }
@@ -122,6 +118,6 @@ impl NullaryFnOnce for NormHeads<'_> {
 /// `1 / sqrt(mean(x²) + eps)`. The squares are summed in f64, where they can't overflow.
 #[inline(always)]
 fn scale_of(x: &[f32], eps: f32) -> f32 {
-    let squares = math::sum(x.len(), |i| f64::from(x[i]) * f64::from(x[i]));
+    let squares = math::sum(x, |x| x * x);
     (1.0 / (squares / x.len() as f64 + f64::from(eps)).sqrt()) as f32
 }

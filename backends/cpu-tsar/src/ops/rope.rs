@@ -36,8 +36,12 @@ impl NullaryFnOnce for Rotate<'_> {
             let (cos, sin) = self.table.row(row.position as usize).split_at(dim / 2);
             for head in qkv.chunks_exact_mut(dim).take(query + kv) {
                 let (first, second) = head.split_at_mut(dim / 2);
-                for (((first, second), cos), sin) in first.iter_mut().zip(second).zip(cos).zip(sin) {
-                    (*first, *second) = (*first * cos - *second * sin, *second * cos + *first * sin);
+                // Slices of one length, indexed: the compiler vectorises this, but not four zipped iterators.
+                let (second, cos, sin) = (&mut second[..first.len()], &cos[..first.len()], &sin[..first.len()]);
+                for i in 0..first.len() {
+                    let (a, b) = (first[i], second[i]);
+                    first[i] = a * cos[i] - b * sin[i];
+                    second[i] = b * cos[i] + a * sin[i];
                 }
             }
         }
