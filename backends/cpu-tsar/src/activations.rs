@@ -15,7 +15,7 @@ const FORK: usize = 1 << 15;
 
 /// Room for the quantised rows of the widest product of a step.
 #[derive(Debug, Default)]
-pub struct Scratch {
+pub(crate) struct Scratch {
     /// `[rows, blocks]`; columns past the last are 0.
     codes: Vec<CodeBlock>,
     /// `[rows, blocks]`, all of a row equal under [`Activation::Token`].
