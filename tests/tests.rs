@@ -3,5 +3,6 @@
 mod bad_input;
 mod cli;
 mod golden;
+mod program;
 mod quality;
 mod session;
