@@ -41,7 +41,7 @@ fn read(tensor: &Tensor<'_>) {
             }
         }
     }
-    if let Ok(mut online) = OnlineTernary::new(*tensor) {
+    if let Ok(online) = OnlineTernary::new(*tensor) {
         let mut row = vec![0; online.cols()];
         for i in 0..online.rows().min(MOST_ROWS) {
             online.row(i, &mut row).expect("the matrix was read once");

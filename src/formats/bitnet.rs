@@ -270,7 +270,7 @@ mod tests {
         // Mean magnitude 2: 1 is half of it (even: 0), 3 is one and a half of it (2, clamped to 1).
         let values = [1.0, -1.0, 3.0, -3.0, 1.5, -2.5, 0.0, 4.0];
         let checkpoint = checkpoint(Builder::default().f32("t", &[2, 4], &values));
-        let mut online = OnlineTernary::new(checkpoint.tensor("t").unwrap()).unwrap();
+        let online = OnlineTernary::new(checkpoint.tensor("t").unwrap()).unwrap();
         assert_eq!((online.rows(), online.cols(), online.scale()), (2, 4, 2.0));
         let mut row = [9; 4];
         online.row(0, &mut row).unwrap();
@@ -283,7 +283,7 @@ mod tests {
     #[test]
     fn tiny_online_weights_use_the_smallest_mean() {
         let checkpoint = checkpoint(Builder::default().f32("t", &[1, 2], &[1e-7, 6e-6]));
-        let mut online = OnlineTernary::new(checkpoint.tensor("t").unwrap()).unwrap();
+        let online = OnlineTernary::new(checkpoint.tensor("t").unwrap()).unwrap();
         let mut row = [9; 2];
         online.row(0, &mut row).unwrap();
         assert_eq!(row, [0, 1]);
@@ -314,7 +314,7 @@ mod tests {
                 let mut counts = [0usize; 3];
                 let mut count = |row: &[i8]| row.iter().for_each(|t| counts[(t + 1) as usize] += 1);
                 if online {
-                    let mut matrix = OnlineTernary::new(tensor).unwrap();
+                    let matrix = OnlineTernary::new(tensor).unwrap();
                     let mut row = vec![0; matrix.cols()];
                     for i in 0..matrix.rows() {
                         matrix.row(i, &mut row).unwrap();
