@@ -4,6 +4,9 @@
 //! instruction is used in a closure: `array::map`, `fold` and the like are compiled around closures without
 //! AVX2, every instruction in them becomes a call, and the kernel a hundred times slower.
 
+// Registers, codes and tokens go by the same index, and iterators would bring closures.
+#![allow(clippy::needless_range_loop)]
+
 mod dense;
 mod int4;
 mod int8;
