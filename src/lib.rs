@@ -3,13 +3,15 @@
 //!
 //! Data goes one way: [`files`] reads a model, [`model`] brings it to a device and records its forward
 //! pass, [`engine`] takes steps, [`session`] prefills and decodes, [`sample`] picks tokens, [`tokens`] makes
-//! text of them.
+//! text of them, [`generation`] puts these together, and [`cli`] is the program around it.
 
 pub mod backend;
+pub mod cli;
 pub mod engine;
 pub mod error;
 pub mod files;
 pub mod formats;
+pub mod generation;
 pub mod memory;
 pub mod model;
 pub mod perplexity;

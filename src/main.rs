@@ -1,3 +1,7 @@
 //! The `trine` program.
 
-fn main() {}
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    trine::cli::exit_code(trine::cli::run(std::env::args_os()))
+}

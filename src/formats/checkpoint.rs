@@ -40,10 +40,12 @@ impl Checkpoint {
             return Self::gather(path, vec![SafetensorsFile::open(path)?]);
         }
         let (single, index) = (path.join(SINGLE), path.join(INDEX));
+        // Listed, not reachable: a dangling link of an unfinished download is to be named, not passed over.
+        let listed = |path: &Path| path.symlink_metadata().is_ok();
         // transformers looks in this order.
-        if single.exists() {
+        if listed(&single) {
             Self::gather(path, vec![SafetensorsFile::open(&single)?])
-        } else if index.exists() {
+        } else if listed(&index) {
             Self::open_shards(path, &index)
         } else {
             Err(Error::file(path, kind::why_no_model(path)?))
@@ -328,6 +330,16 @@ mod tests {
         }
         let empty = Dir::new().index(&[]);
         assert_eq!(empty.problem(), format!("DIR/{INDEX}: weight_map lists no tensor"));
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn links_are_followed_and_dangling_ones_named() {
+        let dir = Dir::new().with("blob", shard("a", 1.0));
+        std::os::unix::fs::symlink("blob", dir.0.path().join(SINGLE)).unwrap();
+        assert!(dir.open().unwrap().contains("a"));
+        fs::remove_file(dir.0.path().join("blob")).unwrap();
+        assert!(dir.problem().starts_with("DIR/model.safetensors: No such file"), "{}", dir.problem());
     }
 
     #[test]

@@ -2,6 +2,10 @@
 //!
 //! A model forks and joins over a hundred times per token, so the workers spin for a while between runs
 //! and only then sleep. A run takes no lock and allocates nothing unless somebody sleeps or panics.
+//!
+//! A run has one part per worker. Each worker takes its own part (whose data its caches may still hold), then
+//! whatever part nobody has begun. So a run never waits for a worker that the system has not let run: on a
+//! busy machine, where waking one takes milliseconds, the others do its part.
 #![allow(unsafe_code)] // Lends a task to the workers for the length of one run, and slices in disjoint parts.
 
 use std::any::Any;
@@ -24,7 +28,7 @@ const MAX_THREADS: usize = 512;
 
 type Task<'a> = &'a (dyn Fn(usize) + Sync);
 
-/// A fixed set of threads that run one task at a time; the thread that calls [`Pool::run`] is worker 0.
+/// A fixed set of threads that run one task at a time; the thread that calls [`Pool::run`] is one of them.
 ///
 /// It is not `Sync`: runs can neither overlap nor nest (a task that captures the pool does not compile).
 #[derive(Debug)]
@@ -39,7 +43,9 @@ pub(crate) struct Pool {
 struct Shared {
     /// Number of runs begun; the workers wait for it to change.
     run: CacheLine<AtomicUsize>,
-    /// Workers that have not finished the current run; the caller waits for 0.
+    /// For each part the last run in which somebody took it.
+    taken: Vec<CacheLine<AtomicUsize>>,
+    /// Parts of the current run that are not finished; the caller waits for 0.
     pending: CacheLine<AtomicUsize>,
     /// The current run's task: points to a `Task` in the frame of [`Pool::run`].
     task: AtomicPtr<()>,
@@ -68,6 +74,7 @@ impl Pool {
         }
         let shared = Arc::new(Shared {
             run: CacheLine::default(),
+            taken: (0..threads).map(|_| CacheLine::default()).collect(),
             pending: CacheLine::default(),
             task: AtomicPtr::default(),
             stop: AtomicBool::new(false),
@@ -81,7 +88,7 @@ impl Pool {
             let shared = Arc::clone(&pool.shared);
             let thread = thread::Builder::new().name(format!("cpu-tsar {worker}"));
             // On an error the drop of `pool` ends the workers that have been started.
-            let handle = thread.spawn(move || shared.work(worker)).map_err(|error| {
+            let handle = thread.spawn(move || shared.live(worker)).map_err(|error| {
                 Error::Device(format!("can't start thread {worker} of {threads}: {error}; use fewer threads"))
             })?;
             pool.workers.push(handle);
@@ -94,21 +101,20 @@ impl Pool {
         self.workers.len() + 1
     }
 
-    /// Calls `task(worker)` once for each worker in `0..threads`, at the same time, and returns when all
-    /// calls have. The calling thread is worker 0.
+    /// Calls `task(part)` once for each part in `0..threads`, at the same time as far as the threads get to
+    /// run, and returns when all calls have. A thread may be given several parts.
     ///
     /// # Panics
-    /// With the first panic of a worker, after all have finished.
+    /// With the first panic of a part, after all have finished.
     pub(crate) fn run(&self, task: Task<'_>) {
         if self.workers.is_empty() {
             return task(0);
         }
-        self.shared.start(&task, &self.workers);
-        let own = catch_unwind(AssertUnwindSafe(|| task(0)));
+        let run = self.shared.start(&task, &self.workers);
+        self.shared.work(run, 0);
         self.shared.join();
-        let payload = own.err().or_else(|| self.shared.take_panic());
+        let payload = self.shared.take_panic();
         if let Some(payload) = payload {
-            drop(self.shared.take_panic());
             resume_unwind(payload);
         }
     }
@@ -164,7 +170,7 @@ impl Pool {
         let (data, states) = (DisjointMut::new(data), DisjointMut::new(states));
         let next = CacheLine(AtomicUsize::new(0));
         self.run(&|worker| {
-            // SAFETY: each worker takes the state of its own number, once.
+            // SAFETY: each part of the run takes the state of its own number, once.
             let state = &mut unsafe { states.range(worker..worker + 1) }[0];
             loop {
                 let index = next.0.fetch_add(1, Ordering::Relaxed);
@@ -190,47 +196,71 @@ impl Drop for Pool {
 }
 
 impl Shared {
-    /// Publishes a task and wakes the workers. `task` must stay where it is until [`Shared::join`].
-    fn start(&self, task: &Task<'_>, workers: &[JoinHandle<()>]) {
+    /// Publishes a task and wakes the workers; returns the run's number. `task` must stay where it is until
+    /// [`Shared::join`].
+    fn start(&self, task: &Task<'_>, workers: &[JoinHandle<()>]) -> usize {
         self.task.store(std::ptr::from_ref(task).cast::<()>().cast_mut(), Ordering::Relaxed);
-        self.pending.0.store(workers.len(), Ordering::Relaxed);
-        self.announce(workers);
+        self.pending.0.store(self.taken.len(), Ordering::Relaxed);
+        self.announce(workers)
     }
 
     /// Begins a run. Sequential consistency between `run` and `asleep`: either this sees that a worker
     /// falls asleep, or that worker sees the run.
-    fn announce(&self, workers: &[JoinHandle<()>]) {
-        self.run.0.fetch_add(1, Ordering::SeqCst);
+    fn announce(&self, workers: &[JoinHandle<()>]) -> usize {
+        let run = self.run.0.fetch_add(1, Ordering::SeqCst).wrapping_add(1);
         for (asleep, worker) in self.asleep.iter().zip(workers) {
             if asleep.0.load(Ordering::SeqCst) {
                 worker.thread().unpark();
             }
         }
+        run
     }
 
     /// A worker's life.
-    fn work(&self, worker: usize) {
+    fn live(&self, worker: usize) {
         let asleep = &self.asleep[worker - 1].0;
         let mut last = 0;
         loop {
             wait(|| self.run.0.load(Ordering::SeqCst) != last, || asleep.store(true, Ordering::SeqCst));
             asleep.store(false, Ordering::Relaxed);
-            last = last.wrapping_add(1);
+            last = self.run.0.load(Ordering::SeqCst);
             if self.stop.load(Ordering::Relaxed) {
                 return;
             }
+            self.work(last, worker);
+        }
+    }
+
+    /// Does the parts of `run` that nobody has taken, the worker's own first.
+    fn work(&self, run: usize, worker: usize) {
+        let parts = self.taken.len();
+        for part in (worker..parts).chain(0..worker) {
+            if !self.take(run, part) {
+                continue;
+            }
             let task = self.task.load(Ordering::Relaxed).cast::<Task<'_>>();
-            // SAFETY: `Pool::run` stored a pointer to its `task` before it began this run (the load of `run`
-            // synchronises with that), and it does not return, nor unwind, before `finish` below.
+            // SAFETY: `Pool::run` stored a pointer to its `task` before it began this run (reading the run's
+            // number synchronised with that), and it neither returns nor unwinds before the part that was
+            // taken above is finished below.
             let task = unsafe { *task };
-            if let Err(payload) = catch_unwind(AssertUnwindSafe(|| task(worker))) {
+            if let Err(payload) = catch_unwind(AssertUnwindSafe(|| task(part))) {
                 self.panic.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(payload);
             }
             self.finish();
         }
     }
 
-    /// A worker's last act in a run. The last of them wakes the caller.
+    /// Whether the part is the caller's to do. A run ends only when all its parts have been taken, so a worker
+    /// that comes late, with the number of a run that is over, finds each of them taken then or since.
+    fn take(&self, run: usize, part: usize) -> bool {
+        let taken = &self.taken[part].0;
+        // Looking before exchanging keeps the cache line shared while there is nothing to take.
+        let before = run.wrapping_sub(1);
+        taken.load(Ordering::Relaxed) == before
+            && taken.compare_exchange(before, run, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    }
+
+    /// The end of a part. The last of them wakes the caller.
     fn finish(&self) {
         if self.pending.0.fetch_sub(1, Ordering::SeqCst) == 1 && self.caller_asleep.load(Ordering::SeqCst) {
             // The name stays in its place: a worker that is late here may see that the caller sleeps in the
@@ -240,7 +270,7 @@ impl Shared {
         }
     }
 
-    /// Waits until every worker has finished.
+    /// Waits until every part is finished.
     fn join(&self) {
         let fall_asleep = || {
             *self.caller.lock().unwrap_or_else(PoisonError::into_inner) = Some(thread::current());
@@ -337,6 +367,34 @@ mod tests {
                 assert!(counts.iter().all(|count| count.load(Ordering::Relaxed) == run));
             }
         }
+    }
+
+    #[test]
+    fn a_part_whose_worker_does_not_come_is_done_by_others() {
+        let pool = Pool::new(3).unwrap();
+        // Part 1 holds its thread until part 2 is done, on whatever threads there are.
+        let done = AtomicBool::new(false);
+        for _ in 0..100 {
+            done.store(false, Ordering::Relaxed);
+            pool.run(&|part| match part {
+                1 => {
+                    while !done.load(Ordering::Relaxed) {
+                        thread::yield_now();
+                    }
+                }
+                2 => done.store(true, Ordering::Relaxed),
+                _ => {}
+            });
+        }
+        // A worker that is still busy with the end of the last run does not hold up the next.
+        let before = std::thread::current().id();
+        let by_caller = AtomicUsize::new(0);
+        for _ in 0..1000 {
+            pool.run(&|_| {
+                by_caller.fetch_add(usize::from(thread::current().id() == before), Ordering::Relaxed);
+            });
+        }
+        assert!(by_caller.into_inner() >= 1000, "the caller has its own part in each run");
     }
 
     #[test]

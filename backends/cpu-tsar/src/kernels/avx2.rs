@@ -1,6 +1,8 @@
 //! x86-64-v3 kernels.
 //!
-//! Helpers are `#[inline(always)]`: compiled by themselves they would lack AVX2.
+//! Helpers are `#[inline(always)]`: compiled by themselves they would lack AVX2. For the same reason no
+//! instruction is used in a closure: `array::map`, `fold` and the like are compiled around closures without
+//! AVX2, every instruction in them becomes a call, and the kernel a hundred times slower.
 
 mod dense;
 mod int4;
@@ -105,6 +107,11 @@ fn halves(simd: Simd, bytes: &[u8; 16]) -> __m256 {
 fn prefetch_next(simd: Simd, job: &Job<'_>, at: &[u8]) {
     const T1: i32 = std::arch::x86_64::_MM_HINT_T1;
     simd.sse._mm_prefetch::<T1>(at.as_ptr().wrapping_add(job.tiles.len()).cast());
+}
+
+#[inline(always)]
+fn and(simd: Simd, a: __m256i, b: __m256i) -> __m256i {
+    simd.avx2._mm256_and_si256(a, b)
 }
 
 /// Adds the pairs of int16 in each dword.

@@ -13,52 +13,78 @@ use crate::weights::TILE;
 #[inline(always)]
 pub(super) fn product<const T: usize>(simd: Simd, job: &Job<'_>, out: &mut [Outputs]) {
     match job.layout.format {
-        Format::F16 => {
-            rows::<{ 2 * BLOCK }, T>(simd, job, out, |simd, bytes, lane| halves(simd, &bytes.as_chunks().0[lane]))
-        }
-        Format::Bf16 => rows::<{ 2 * BLOCK }, T>(simd, job, out, |simd, bytes, lane| {
-            let values: __m128i = pulp::cast(bytes.as_chunks::<16>().0[lane]);
-            let words = simd.avx2._mm256_slli_epi32::<16>(simd.avx2._mm256_cvtepu16_epi32(values));
-            simd.avx._mm256_castsi256_ps(words)
-        }),
-        _ => rows::<{ 4 * BLOCK }, T>(simd, job, out, |_, bytes, lane| pulp::cast(bytes.as_chunks::<32>().0[lane])),
+        Format::F16 => rows::<Half, { 2 * BLOCK }, T>(simd, job, out),
+        Format::Bf16 => rows::<Brain, { 2 * BLOCK }, T>(simd, job, out),
+        _ => rows::<Single, { 4 * BLOCK }, T>(simd, job, out),
     }
 }
 
-/// `B`: bytes of a block of 32 weights, of which `weights` reads vector number 0 to 3.
+/// A format of `B` bytes for a block of 32 weights.
+trait Weights<const B: usize> {
+    /// Vector number 0 to 3 of a block.
+    fn vector(simd: Simd, block: &[u8; B], vector: usize) -> __m256;
+}
+
+struct Single;
+
+impl Weights<128> for Single {
+    #[inline(always)]
+    fn vector(_: Simd, block: &[u8; 128], vector: usize) -> __m256 {
+        pulp::cast(block.as_chunks::<32>().0[vector])
+    }
+}
+
+struct Half;
+
+impl Weights<64> for Half {
+    #[inline(always)]
+    fn vector(simd: Simd, block: &[u8; 64], vector: usize) -> __m256 {
+        halves(simd, &block.as_chunks().0[vector])
+    }
+}
+
+struct Brain;
+
+impl Weights<64> for Brain {
+    #[inline(always)]
+    fn vector(simd: Simd, block: &[u8; 64], vector: usize) -> __m256 {
+        let values: __m128i = pulp::cast(block.as_chunks::<16>().0[vector]);
+        let words = simd.avx2._mm256_slli_epi32::<16>(simd.avx2._mm256_cvtepu16_epi32(values));
+        simd.avx._mm256_castsi256_ps(words)
+    }
+}
+
 #[inline(always)]
-fn rows<const B: usize, const T: usize>(
-    simd: Simd,
-    job: &Job<'_>,
-    out: &mut [Outputs],
-    weights: impl Fn(Simd, &[u8; B], usize) -> __m256,
-) {
+fn rows<W: Weights<B>, const B: usize, const T: usize>(simd: Simd, job: &Job<'_>, out: &mut [Outputs]) {
     let x: [&[f32]; T] = std::array::from_fn(|t| job.tokens.floats(t));
-    let (full, rest): ([&[[f32; BLOCK]]; T], [&[f32]; T]) =
-        (x.map(|x| x.as_chunks().0), x.map(|x| x.as_chunks::<BLOCK>().1));
-    let rest = rest.map(blocks::padded);
+    let count = x[0].len() / BLOCK;
+    let full: [&[[f32; BLOCK]]; T] = x.map(|x| &x.as_chunks().0[..count]);
+    let rest: [[f32; BLOCK]; T] = x.map(|x| blocks::padded(x.as_chunks::<BLOCK>().1));
     for row in 0..TILE {
-        let bytes: &[[u8; B]] = job.tile(0)[row * job.layout.blocks * B..][..job.layout.blocks * B].as_chunks().0;
+        let bytes = &job.tile(0)[row * job.layout.blocks * B..][..job.layout.blocks * B];
+        let (whole, last) = bytes.as_chunks::<B>().0.split_at(count);
         let mut sums = [[simd.avx._mm256_setzero_ps(); 4]; T];
-        let mut add = |bytes: &[u8; B], x: [&[f32; BLOCK]; T]| {
-            for lane in 0..4 {
-                let weights = weights(simd, bytes, lane);
-                for t in 0..T {
-                    let x = floats(x[t].as_chunks::<8>().0[lane]);
-                    sums[t][lane] = simd.fma._mm256_fmadd_ps(weights, x, sums[t][lane]);
-                }
+        for block in 0..count {
+            for t in 0..T {
+                add_block::<W, B>(simd, &whole[block], &full[t][block], &mut sums[t]);
             }
-        };
-        let count = full[0].len();
-        let full = full.map(|x| &x[..count]);
-        for (block, bytes) in bytes[..count].iter().enumerate() {
-            add(bytes, full.map(|x| &x[block]));
         }
-        if let Some(bytes) = bytes.get(count) {
-            add(bytes, rest.each_ref());
+        if let [last] = last {
+            for t in 0..T {
+                add_block::<W, B>(simd, last, &rest[t], &mut sums[t]);
+            }
         }
         for t in 0..T {
             out[t][row] = blocks::add_up(pulp::cast(sums[t]));
         }
+    }
+}
+
+/// Adds the products of 32 weights. (The compiler converts them once for all tokens.)
+#[inline(always)]
+fn add_block<W: Weights<B>, const B: usize>(simd: Simd, weights: &[u8; B], x: &[f32; BLOCK], sums: &mut [__m256; 4]) {
+    for (vector, sum) in sums.iter_mut().enumerate() {
+        let x = floats(x.as_chunks::<8>().0[vector]);
+        *sum = simd.fma._mm256_fmadd_ps(W::vector(simd, weights, vector), x, *sum);
     }
 }

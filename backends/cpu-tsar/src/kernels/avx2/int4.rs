@@ -4,7 +4,7 @@ use std::arch::x86_64::{__m128i, __m256, __m256i};
 
 use trine_backend::{Format, ZeroKind};
 
-use super::{Simd, add_pairs, broadcast, halves, load, multiply_add, prefetch_next, scale_add, streams};
+use super::{Simd, add_pairs, and, broadcast, halves, load, multiply_add, prefetch_next, scale_add, streams};
 use crate::activations::Token;
 use crate::kernels::{Job, Outputs};
 use crate::weights::TILE;
@@ -44,7 +44,11 @@ fn groups<const H: usize, const R: usize, const T: usize>(simd: Simd, job: &Job<
         let last = (first + group_blocks).min(blocks);
         let len = H + (last - first) * BLOCK_BYTES;
         let group = tiles.map(|tile| tile[at..at + len].split_first_chunk::<H>().expect("a group has a header"));
-        let headers = group.map(|(header, _)| read_header(simd, header));
+        let none = simd.avx._mm256_setzero_ps();
+        let mut headers = [Header { scales: none, points: simd.avx._mm256_setzero_si256(), minima: none }; R];
+        for r in 0..R {
+            headers[r] = read_header(simd, group[r].0);
+        }
         let codes: [&[[u8; BLOCK_BYTES]]; R] = group.map(|(_, codes)| &codes.as_chunks().0[..last - first]);
         let tokens = tokens.map(|token| Token {
             codes: &token.codes[first..last],
@@ -53,14 +57,21 @@ fn groups<const H: usize, const R: usize, const T: usize>(simd: Simd, job: &Job<
             total: token.total,
         });
         for block in 0..last - first {
-            let codes = codes.map(|codes| &codes[block]);
+            let mut block_codes = [&[0; BLOCK_BYTES]; R];
+            let mut activations = [&[0; 8]; T];
+            for r in 0..R {
+                block_codes[r] = &codes[r][block];
+            }
+            for t in 0..T {
+                activations[t] = &tokens[t].codes[block];
+            }
             if streams(T) {
-                for codes in codes {
-                    prefetch_next(simd, job, codes);
-                    prefetch_next(simd, job, &codes[64..]);
+                for r in 0..R {
+                    prefetch_next(simd, job, block_codes[r]);
+                    prefetch_next(simd, job, &block_codes[r][64..]);
                 }
             }
-            let pairs = multiply_block(simd, codes, tokens.map(|token| &token.codes[block]));
+            let pairs = multiply_block(simd, block_codes, activations);
             for t in 0..T {
                 add_block::<H, R, T>(simd, &headers, &pairs, &tokens, block, t, &mut sums);
             }
@@ -99,15 +110,19 @@ fn multiply_block<const R: usize, const T: usize>(
     let mask = simd.avx._mm256_set1_epi8(15);
     let mut pairs = [[simd.avx._mm256_setzero_si256(); T]; R];
     for vector in 0..4 {
-        let a: [__m256i; T] = activations.map(|a| broadcast(simd, a[2 * vector]));
-        let b: [__m256i; T] = activations.map(|a| broadcast(simd, a[2 * vector + 1]));
+        let mut low = [simd.avx._mm256_setzero_si256(); R];
+        let mut high = low;
         for r in 0..R {
             let codes = load(&codes[r].as_chunks::<32>().0[vector]);
-            let low = simd.avx2._mm256_and_si256(codes, mask);
-            let high = simd.avx2._mm256_and_si256(simd.avx2._mm256_srli_epi16::<4>(codes), mask);
-            for t in 0..T {
-                pairs[r][t] = multiply_add(simd, pairs[r][t], low, a[t]);
-                pairs[r][t] = multiply_add(simd, pairs[r][t], high, b[t]);
+            low[r] = and(simd, codes, mask);
+            high[r] = and(simd, simd.avx2._mm256_srli_epi16::<4>(codes), mask);
+        }
+        for t in 0..T {
+            let a = broadcast(simd, activations[t][2 * vector]);
+            let b = broadcast(simd, activations[t][2 * vector + 1]);
+            for r in 0..R {
+                pairs[r][t] = multiply_add(simd, pairs[r][t], low[r], a);
+                pairs[r][t] = multiply_add(simd, pairs[r][t], high[r], b);
             }
         }
     }

@@ -26,18 +26,30 @@ pub(super) fn product<const R: usize, const T: usize>(simd: Simd, job: &Job<'_>,
         let last = (first + group_blocks).min(blocks);
         let len = HEADER + (last - first) * BLOCK_BYTES;
         let group = tiles.map(|tile| tile[at..at + len].split_first_chunk::<HEADER>().expect("a group has a header"));
-        let scales = group.map(|(header, _)| halves(simd, header));
+        let mut scales = [simd.avx._mm256_setzero_ps(); R];
+        for r in 0..R {
+            scales[r] = halves(simd, group[r].0);
+        }
         let codes: [&[[u8; BLOCK_BYTES]]; R] = group.map(|(_, codes)| &codes.as_chunks().0[..last - first]);
-        let activations = tokens.map(|token| &token.codes[first..last]);
+        let token_codes = tokens.map(|token| &token.codes[first..last]);
         let token_scales = tokens.map(|token| &token.scales[first..last]);
         for block in 0..last - first {
-            let codes = codes.map(|codes| &codes[block]);
+            let mut block_codes = [&[0; BLOCK_BYTES]; R];
+            let mut activations = [&[0; 8]; T];
+            for r in 0..R {
+                block_codes[r] = &codes[r][block];
+            }
+            for t in 0..T {
+                activations[t] = &token_codes[t][block];
+            }
             if streams(T) {
-                for line in codes.iter().flat_map(|codes| codes.as_chunks::<64>().0) {
-                    prefetch_next(simd, job, line);
+                for r in 0..R {
+                    for line in block_codes[r].as_chunks::<64>().0 {
+                        prefetch_next(simd, job, line);
+                    }
                 }
             }
-            let products = multiply_block(simd, codes, activations.map(|token| &token[block]));
+            let products = multiply_block(simd, block_codes, activations);
             for t in 0..T {
                 let scale = simd.avx._mm256_set1_ps(token_scales[t][block]);
                 for r in 0..R {
@@ -64,7 +76,10 @@ fn multiply_block<const R: usize, const T: usize>(
 ) -> [[__m256i; T]; R] {
     let mut sums = [[simd.avx._mm256_setzero_si256(); T]; R];
     for vector in 0..8 {
-        let a: [__m256i; T] = activations.map(|a| broadcast(simd, a[vector]));
+        let mut a = [simd.avx._mm256_setzero_si256(); T];
+        for t in 0..T {
+            a[t] = broadcast(simd, activations[t][vector]);
+        }
         for r in 0..R {
             let codes = load(&codes[r].as_chunks::<32>().0[vector]);
             let magnitude = simd.avx2._mm256_abs_epi8(codes);

@@ -1,11 +1,11 @@
 //! Quantisation of activations, bit by bit as `trine_backend::activation` defines it.
 
-use std::arch::x86_64::{__m256, __m256i};
+use std::arch::x86_64::__m256i;
 
 use trine_backend::Activation;
 use trine_backend::activation::{BLOCK, span_scale};
 
-use super::{Simd, floats};
+use super::{Simd, and, floats};
 use crate::activations::CodeBlock;
 use crate::kernels::blocks;
 
@@ -28,28 +28,38 @@ pub(in crate::kernels) fn quantize(
 fn token(simd: Simd, x: &[f32], activation: Activation, codes: &mut [CodeBlock], scales: &mut [f32], sums: &mut [i32]) {
     let (full, rest) = x.as_chunks::<BLOCK>();
     let rest = (!rest.is_empty()).then(|| blocks::padded(rest));
-    let all = || full.iter().chain(&rest);
-    let whole = (activation == Activation::Token).then(|| {
-        let largest = all().fold(simd.avx._mm256_setzero_si256(), |largest, x| largest_bits(simd, largest, x));
-        scale_of(largest)
-    });
-    for (((x, codes), scale), sum) in all().zip(codes).zip(scales).zip(sums) {
-        let (span, inverse) = whole.unwrap_or_else(|| scale_of(largest_bits(simd, simd.avx._mm256_setzero_si256(), x)));
-        *scale = span;
+    let rest = rest.as_slice();
+    let none = simd.avx._mm256_setzero_si256();
+    let whole = if activation == Activation::Token {
+        Some(scale_of(largest_bits(simd, largest_bits(simd, none, full), rest)))
+    } else {
+        None
+    };
+    for at in 0..full.len() + rest.len() {
+        let x = if at < full.len() { &full[at] } else { &rest[0] };
+        let (scale, inverse) = match whole {
+            Some(whole) => whole,
+            None => scale_of(largest_bits(simd, none, std::slice::from_ref(x))),
+        };
+        scales[at] = scale;
         // Also spans with a NaN or an infinity have the multiplier 0, and codes of 0.
-        (*codes, *sum) = if inverse == 0.0 { ([0; 8], 0) } else { block(simd, x, inverse) };
+        (codes[at], sums[at]) = if inverse == 0.0 { ([0; 8], 0) } else { block(simd, x, inverse) };
     }
 }
 
 /// The largest magnitude in each lane, as bits: those of floats without a sign are in the floats' order,
 /// and every NaN is above infinity.
 #[inline(always)]
-fn largest_bits(simd: Simd, largest: __m256i, x: &[f32; BLOCK]) -> __m256i {
+fn largest_bits(simd: Simd, largest: __m256i, x: &[[f32; BLOCK]]) -> __m256i {
     let magnitude = simd.avx._mm256_set1_epi32(i32::MAX);
-    x.as_chunks::<8>().0.iter().fold(largest, |largest, &x| {
-        let bits = simd.avx._mm256_castps_si256(floats(x));
-        simd.avx2._mm256_max_epi32(largest, simd.avx2._mm256_and_si256(bits, magnitude))
-    })
+    let mut largest = [largest, simd.avx._mm256_setzero_si256()];
+    for x in x.as_flattened().as_chunks::<16>().0 {
+        for (half, largest) in largest.iter_mut().enumerate() {
+            let bits = simd.avx._mm256_castps_si256(floats(x.as_chunks::<8>().0[half]));
+            *largest = simd.avx2._mm256_max_epi32(*largest, and(simd, bits, magnitude));
+        }
+    }
+    simd.avx2._mm256_max_epi32(largest[0], largest[1])
 }
 
 /// The scale and the multiplier of a span whose magnitudes are at most these.
@@ -64,14 +74,15 @@ fn scale_of(largest: __m256i) -> (f32, f32) {
 fn block(simd: Simd, x: &[f32; BLOCK], inverse: f32) -> (CodeBlock, i32) {
     let inverse = simd.avx._mm256_set1_ps(inverse);
     let limit = simd.avx._mm256_set1_ps(127.0);
-    let code = |vector: usize| {
-        let scaled: __m256 = simd.avx._mm256_mul_ps(floats(x.as_chunks::<8>().0[vector]), inverse);
-        // Rounds halves to even, as the processor does unless told otherwise.
+    let mut code = [simd.avx._mm256_setzero_si256(); 4];
+    for (vector, code) in code.iter_mut().enumerate() {
+        let scaled = simd.avx._mm256_mul_ps(floats(x.as_chunks::<8>().0[vector]), inverse);
         let bound = simd.avx._mm256_min_ps(scaled, limit);
-        simd.avx._mm256_cvtps_epi32(simd.avx._mm256_max_ps(bound, simd.avx._mm256_set1_ps(-127.0)))
-    };
-    let low = simd.avx2._mm256_packs_epi32(code(0), code(1));
-    let high = simd.avx2._mm256_packs_epi32(code(2), code(3));
+        // Rounds halves to even, as the processor does unless told otherwise.
+        *code = simd.avx._mm256_cvtps_epi32(simd.avx._mm256_max_ps(bound, simd.avx._mm256_set1_ps(-127.0)));
+    }
+    let low = simd.avx2._mm256_packs_epi32(code[0], code[1]);
+    let high = simd.avx2._mm256_packs_epi32(code[2], code[3]);
     // The packs work within 128 bits: dwords 0 2 4 6 1 3 5 7 of the result are in order.
     let packed = simd.avx2._mm256_packs_epi16(low, high);
     let order = simd.avx._mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);

@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::__m256i;
 
-use super::{Simd, add_pairs, broadcast, floats, load, multiply_add, prefetch_next};
+use super::{Simd, add_pairs, and, broadcast, floats, load, multiply_add, prefetch_next};
 use crate::activations::{CodeBlock, Token};
 use crate::kernels::{Job, Outputs};
 use crate::weights::TILE;
@@ -40,7 +40,6 @@ fn decode_blocks<const R: usize>(
     sums: &mut [__m256i; R],
 ) {
     let (first, second) = (simd.avx._mm256_set1_epi8(0b0011), simd.avx._mm256_set1_epi8(0b1100));
-    let and = |a, b| simd.avx2._mm256_and_si256(a, b);
     let mut ones = [simd.avx._mm256_setzero_si256(); R];
     let mut fours = [simd.avx._mm256_setzero_si256(); R];
     for (block, activations) in activations.iter().enumerate() {
@@ -53,10 +52,10 @@ fn decode_blocks<const R: usize>(
                 }
                 let low = load(vector);
                 let high = simd.avx2._mm256_srli_epi16::<4>(low);
-                ones[r] = multiply_add(simd, ones[r], and(low, first), broadcast(simd, a[0]));
-                fours[r] = multiply_add(simd, fours[r], and(low, second), broadcast(simd, a[1]));
-                ones[r] = multiply_add(simd, ones[r], and(high, first), broadcast(simd, a[2]));
-                fours[r] = multiply_add(simd, fours[r], and(high, second), broadcast(simd, a[3]));
+                ones[r] = multiply_add(simd, ones[r], and(simd, low, first), broadcast(simd, a[0]));
+                fours[r] = multiply_add(simd, fours[r], and(simd, low, second), broadcast(simd, a[1]));
+                ones[r] = multiply_add(simd, ones[r], and(simd, high, first), broadcast(simd, a[2]));
+                fours[r] = multiply_add(simd, fours[r], and(simd, high, second), broadcast(simd, a[3]));
             }
         }
     }
@@ -81,12 +80,18 @@ pub(super) fn prefill<const R: usize, const T: usize>(simd: Simd, job: &Job<'_>,
         let mut pairs = [[simd.avx._mm256_setzero_si256(); T]; R];
         for block in first..last {
             for half in 0..2 {
-                let vectors: [__m256i; R] = codes.map(|codes| load(&codes[block].as_chunks::<32>().0[half]));
-                let a = |field: usize| activations.map(|token| broadcast(simd, token[block][4 * half + field]));
-                field::<0, R, T>(simd, vectors, a(0), &mut pairs);
-                field::<2, R, T>(simd, vectors, a(1), &mut pairs);
-                field::<4, R, T>(simd, vectors, a(2), &mut pairs);
-                field::<6, R, T>(simd, vectors, a(3), &mut pairs);
+                let mut vectors = [simd.avx._mm256_setzero_si256(); R];
+                let mut a = [[0; 4]; T];
+                for r in 0..R {
+                    vectors[r] = load(&codes[r][block].as_chunks::<32>().0[half]);
+                }
+                for t in 0..T {
+                    a[t] = activations[t][block].as_chunks::<4>().0[half];
+                }
+                field::<0, R, T>(simd, &vectors, &a, &mut pairs);
+                field::<2, R, T>(simd, &vectors, &a, &mut pairs);
+                field::<4, R, T>(simd, &vectors, &a, &mut pairs);
+                field::<6, R, T>(simd, &vectors, &a, &mut pairs);
             }
         }
         for r in 0..R {
@@ -107,15 +112,19 @@ pub(super) fn prefill<const R: usize, const T: usize>(simd: Simd, job: &Job<'_>,
 #[inline(always)]
 fn field<const SHIFT: i32, const R: usize, const T: usize>(
     simd: Simd,
-    vectors: [__m256i; R],
-    activations: [__m256i; T],
+    vectors: &[__m256i; R],
+    activations: &[[i32; 4]; T],
     pairs: &mut [[__m256i; T]; R],
 ) {
-    for r in 0..R {
-        let shifted = simd.avx2._mm256_srli_epi16::<SHIFT>(vectors[r]);
-        let codes = simd.avx2._mm256_and_si256(shifted, simd.avx._mm256_set1_epi8(3));
-        for t in 0..T {
-            pairs[r][t] = multiply_add(simd, pairs[r][t], codes, activations[t]);
+    let mut codes = *vectors;
+    for codes in &mut codes {
+        let shifted = simd.avx2._mm256_srli_epi16::<SHIFT>(*codes);
+        *codes = and(simd, shifted, simd.avx._mm256_set1_epi8(3));
+    }
+    for t in 0..T {
+        let activations = broadcast(simd, activations[t][SHIFT as usize / 2]);
+        for r in 0..R {
+            pairs[r][t] = multiply_add(simd, pairs[r][t], codes[r], activations);
         }
     }
 }

@@ -1,0 +1,437 @@
+//! The command line: what can be asked for, in the names that users of llama.cpp know.
+
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use trine_backend::{Format, KvFormat};
+
+use crate::engine::{DEFAULT_BATCH, EngineOptions};
+use crate::files::ModelFiles;
+use crate::model::Formats;
+use crate::{Error, Result};
+
+/// Runs large language models on small machines.
+#[derive(Debug, Parser)]
+#[command(name = "trine", disable_help_subcommand = true, arg_required_else_help = true)]
+pub(super) struct Cli {
+    #[command(flatten)]
+    pub(super) verbosity: Verbosity,
+    #[command(subcommand)]
+    pub(super) command: Command,
+}
+
+/// How much goes to stderr.
+#[derive(Clone, Copy, Debug, Args)]
+pub(super) struct Verbosity {
+    /// Print details and timings on stderr.
+    #[arg(short, long, global = true)]
+    pub(super) verbose: bool,
+    /// Print nothing but errors on stderr.
+    #[arg(short, long, global = true, conflicts_with = "verbose")]
+    pub(super) quiet: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub(super) enum Command {
+    /// Continue a text, or chat with a model that has a chat template.
+    Run(Box<RunArgs>),
+    /// Show what is in a model and what it takes.
+    Info(InfoArgs),
+    /// Show what this program and this machine have, and check them.
+    Doctor(DoctorArgs),
+    /// Measure the speed of prefill and decode.
+    Bench(BenchArgs),
+    /// Measure how well a model predicts a text.
+    Perplexity(PerplexityArgs),
+    /// Print a completion script for a shell.
+    Completions {
+        /// The shell.
+        shell: clap_complete::Shell,
+    },
+    /// Print the manual pages.
+    Man {
+        /// Write one file for each page into this directory instead.
+        #[arg(long, value_name = "DIR")]
+        dir: Option<PathBuf>,
+    },
+}
+
+/// Which model.
+#[derive(Clone, Debug, Args)]
+pub(super) struct ModelArgs {
+    /// Hugging Face directory (config.json, *.safetensors, tokenizer.json); without it the demo model in this program.
+    #[arg(short, long, value_name = "DIR", env = "TRINE_MODEL")]
+    pub(super) model: Option<PathBuf>,
+}
+
+impl ModelArgs {
+    /// Reads the model's files.
+    pub(super) fn open(&self) -> Result<ModelFiles> {
+        match &self.model {
+            Some(dir) if dir.as_os_str().is_empty() => {
+                Err(Error::Usage("-m, or TRINE_MODEL, is empty: give a model's directory".into()))
+            }
+            Some(dir) => ModelFiles::open(dir),
+            None => ModelFiles::demo(),
+        }
+    }
+}
+
+/// Number formats on the device.
+#[derive(Clone, Copy, Debug, Args)]
+pub(super) struct FormatArgs {
+    /// Number format of the layers' weights [default: as in the file]: f32, f16, bf16, ternary, int8, int8-row, int4-g32,
+    /// int4-g64, int4-g128 or int4-row.
+    #[arg(long, value_name = "FORMAT")]
+    pub(super) weights: Option<Format>,
+    /// Number format of embedding and lm_head [default: int8 where the layers are quantised, else as in the file].
+    #[arg(long, value_name = "FORMAT")]
+    pub(super) head: Option<Format>,
+    /// Number format of the KV cache.
+    #[arg(long, alias = "cache-type", value_name = "FORMAT", value_enum, default_value_t = Kv::F16)]
+    pub(super) kv: Kv,
+}
+
+impl FormatArgs {
+    /// These formats in the engine's options, the rest by default.
+    pub(super) fn engine(&self) -> EngineOptions {
+        EngineOptions {
+            formats: Formats { body: self.weights, head: self.head },
+            kv: self.kv.format(),
+            ..EngineOptions::default()
+        }
+    }
+}
+
+/// [`KvFormat`] by name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(super) enum Kv {
+    F32,
+    F16,
+    Int8,
+}
+
+impl Kv {
+    pub(super) fn format(self) -> KvFormat {
+        match self {
+            Kv::F32 => KvFormat::F32,
+            Kv::F16 => KvFormat::F16,
+            Kv::Int8 => KvFormat::Int8,
+        }
+    }
+
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Kv::F32 => "f32",
+            Kv::F16 => "f16",
+            Kv::Int8 => "int8",
+        }
+    }
+}
+
+/// How the device is used.
+#[derive(Clone, Debug, Default, Args)]
+pub(super) struct DeviceArgs {
+    /// CPU threads [default: one for each performance core].
+    #[arg(short, long, value_name = "N")]
+    pub(super) threads: Option<NonZeroUsize>,
+    #[command(flatten)]
+    pub(super) isa: IsaArgs,
+}
+
+#[derive(Clone, Debug, Default, Args)]
+pub(super) struct IsaArgs {
+    /// Instruction set to use rather than the best one found; `trine doctor` shows that.
+    #[arg(long, value_name = "NAME")]
+    pub(super) isa: Option<String>,
+}
+
+/// Sizes of context and steps.
+#[derive(Clone, Copy, Debug, Args)]
+pub(super) struct SizeArgs {
+    /// Tokens of the context [default: the model's, up to 4096].
+    #[arg(short, long, value_name = "N")]
+    pub(super) ctx_size: Option<usize>,
+    /// Tokens of a prefill step.
+    #[arg(short, long, value_name = "N", default_value_t = DEFAULT_BATCH)]
+    pub(super) batch_size: usize,
+}
+
+/// `trine run`.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Without a prompt, a piped stdin is read; on a terminal a model with a chat template starts a chat.\n\
+    Sampling: what the model's generation_config.json says is the default (do_sample false: --temp 0), \
+    and a flag beats it."
+)]
+pub(super) struct RunArgs {
+    #[command(flatten)]
+    pub(super) model: ModelArgs,
+    #[command(flatten)]
+    pub(super) prompt: PromptArgs,
+    #[command(flatten)]
+    pub(super) limits: LimitArgs,
+    #[command(flatten)]
+    pub(super) sizes: SizeArgs,
+    #[command(flatten)]
+    pub(super) device: DeviceArgs,
+    #[command(flatten)]
+    pub(super) formats: FormatArgs,
+    #[command(flatten)]
+    pub(super) sampling: SamplingArgs,
+    /// Put the prompt into the model's chat template, as is done anyway where the model has one.
+    #[arg(long)]
+    pub(super) chat: bool,
+    /// Continue the prompt as it is, also where the model has a chat template.
+    #[arg(long, conflicts_with_all = ["chat", "system"])]
+    pub(super) no_chat: bool,
+    /// System message of the chat; -sys for short.
+    #[arg(long, value_name = "TEXT")]
+    pub(super) system: Option<String>,
+}
+
+/// Where the prompt comes from: one of these or stdin.
+#[derive(Debug, Args)]
+#[group(multiple = false)]
+pub(super) struct PromptArgs {
+    /// The prompt.
+    #[arg(value_name = "PROMPT")]
+    pub(super) text: Option<String>,
+    /// The prompt.
+    #[arg(short, long = "prompt", value_name = "PROMPT")]
+    pub(super) option: Option<String>,
+    /// Read the prompt from a file; one newline at its end is left out. `-` is stdin.
+    #[arg(short, long, value_name = "FILE")]
+    pub(super) file: Option<PathBuf>,
+}
+
+/// When a generation ends.
+#[derive(Debug, Args)]
+pub(super) struct LimitArgs {
+    /// The most tokens to produce; -1 = until the model ends or the context is full [default: -1].
+    #[arg(short, long, value_name = "N", allow_negative_numbers = true, value_parser = limit)]
+    pub(super) n_predict: Option<Limit>,
+    /// End before this text; may be given several times.
+    #[arg(short = 'r', long, value_name = "TEXT", visible_alias = "reverse-prompt",
+        value_parser = clap::builder::NonEmptyStringValueParser::new())]
+    pub(super) stop: Vec<String>,
+    /// Go on after the model's end token.
+    #[arg(long)]
+    pub(super) ignore_eos: bool,
+}
+
+/// A number of tokens, or none for as many as there are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Limit(pub(super) Option<usize>);
+
+fn limit(text: &str) -> std::result::Result<Limit, String> {
+    match text {
+        "-1" => Ok(Limit(None)),
+        _ => text.parse().map(|count| Limit(Some(count))).map_err(|_| "give a count, or -1 for no limit".into()),
+    }
+}
+
+/// How tokens are chosen.
+#[derive(Debug, Default, Args)]
+pub(super) struct SamplingArgs {
+    /// Start of the random numbers: the same seed gives the same text [default: another one each time].
+    #[arg(short, long, value_name = "N")]
+    pub(super) seed: Option<u64>,
+    /// Temperature; 0 always takes the likeliest token [default: the model's, or 0.8].
+    #[arg(long, value_name = "T", alias = "temperature", allow_negative_numbers = true)]
+    pub(super) temp: Option<f32>,
+    /// Keep the K likeliest tokens; 0 = all [default: the model's, or 40].
+    #[arg(long, value_name = "K")]
+    pub(super) top_k: Option<usize>,
+    /// Keep the likeliest tokens that together reach this probability; 1 = all [default: the model's, or 0.95].
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
+    pub(super) top_p: Option<f32>,
+    /// Keep tokens at least this fraction as likely as the likeliest; 0 = all [default: 0.05].
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
+    pub(super) min_p: Option<f32>,
+    /// Divides the logits of tokens seen of late; 1 = off [default: the model's, or 1].
+    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    pub(super) repeat_penalty: Option<f32>,
+    /// Tokens, the prompt's included, that the penalties look back on; 0 = none [default: 64].
+    #[arg(long, value_name = "N")]
+    pub(super) repeat_last_n: Option<usize>,
+    /// Subtracted from the logits of tokens seen of late [default: 0].
+    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    pub(super) presence_penalty: Option<f32>,
+    /// Subtracted from a token's logit once for each time that it was seen of late [default: 0].
+    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    pub(super) frequency_penalty: Option<f32>,
+    /// Change a token's logit: 42+1.5, 42-1.5 or 42=-inf (never); may be given several times.
+    #[arg(long, value_name = "ID(+|-)BIAS", value_parser = logit_bias)]
+    pub(super) logit_bias: Vec<(u32, f32)>,
+}
+
+/// `42+1.5`, `42-1.5`, `42=1.5`, `42-inf`.
+fn logit_bias(text: &str) -> std::result::Result<(u32, f32), String> {
+    let wrong = || "give a token's id and its bias, as 42+1.5, 42-1.5 or 42=-inf".to_owned();
+    let at = text.find(['+', '-', '=']).ok_or_else(wrong)?;
+    let (id, bias) = text.split_at(at);
+    let bias = bias.strip_prefix('=').unwrap_or(bias);
+    Ok((id.parse().map_err(|_| wrong())?, bias.parse().map_err(|_| wrong())?))
+}
+
+/// `trine info`.
+#[derive(Debug, Args)]
+pub(super) struct InfoArgs {
+    #[command(flatten)]
+    pub(super) model: ModelArgs,
+    #[command(flatten)]
+    pub(super) sizes: SizeArgs,
+    #[command(flatten)]
+    pub(super) formats: FormatArgs,
+    /// Print JSON.
+    #[arg(long)]
+    pub(super) json: bool,
+}
+
+/// `trine doctor`.
+#[derive(Debug, Args)]
+pub(super) struct DoctorArgs {
+    #[command(flatten)]
+    pub(super) device: DeviceArgs,
+    /// Print JSON.
+    #[arg(long)]
+    pub(super) json: bool,
+}
+
+/// `trine bench`.
+#[derive(Debug, Args)]
+#[command(after_help = "Lists are separated by commas. Each test runs once to warm up and then -r times.")]
+pub(super) struct BenchArgs {
+    #[command(flatten)]
+    pub(super) model: ModelArgs,
+    /// Tokens of the prompt; 0 = no prefill test.
+    #[arg(short = 'p', long, value_name = "N,…", value_delimiter = ',', default_value = "512")]
+    pub(super) n_prompt: Vec<usize>,
+    /// Tokens to decode; 0 = no decode test.
+    #[arg(short = 'n', long, value_name = "N,…", value_delimiter = ',', default_value = "128")]
+    pub(super) n_gen: Vec<usize>,
+    /// Tokens in the context before the test begins.
+    #[arg(short = 'd', long, value_name = "N,…", value_delimiter = ',', default_value = "0")]
+    pub(super) n_depth: Vec<usize>,
+    /// Repetitions of each test.
+    #[arg(short, long, value_name = "N", default_value = "5")]
+    pub(super) repetitions: NonZeroUsize,
+    /// CPU threads [default: one for each performance core].
+    #[arg(short, long, value_name = "N,…", value_delimiter = ',')]
+    pub(super) threads: Vec<NonZeroUsize>,
+    #[command(flatten)]
+    pub(super) isa: IsaArgs,
+    /// Tokens of a prefill step.
+    #[arg(short, long, value_name = "N", default_value_t = DEFAULT_BATCH)]
+    pub(super) batch_size: usize,
+    #[command(flatten)]
+    pub(super) formats: FormatArgs,
+    /// How the results are printed.
+    #[arg(short, long, value_enum, default_value_t = BenchOutput::Md)]
+    pub(super) output: BenchOutput,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(super) enum BenchOutput {
+    /// A Markdown table.
+    Md,
+    /// Comma-separated values.
+    Csv,
+    /// A JSON array.
+    Json,
+}
+
+/// `trine perplexity`.
+#[derive(Debug, Args)]
+pub(super) struct PerplexityArgs {
+    #[command(flatten)]
+    pub(super) model: ModelArgs,
+    /// The text; without it, or as `-`, stdin.
+    #[arg(short, long, value_name = "FILE")]
+    pub(super) file: Option<PathBuf>,
+    /// Tokens of a window; windows do not overlap.
+    #[arg(short, long, value_name = "N", default_value_t = 512)]
+    pub(super) ctx_size: usize,
+    /// Use only the first N characters of the text.
+    #[arg(long, value_name = "N")]
+    pub(super) chars: Option<usize>,
+    #[command(flatten)]
+    pub(super) device: DeviceArgs,
+    #[command(flatten)]
+    pub(super) formats: FormatArgs,
+    /// How the result is printed.
+    #[arg(short, long, value_enum, default_value_t = PerplexityOutput::Text)]
+    pub(super) output: PerplexityOutput,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(super) enum PerplexityOutput {
+    /// One line.
+    Text,
+    /// A JSON object.
+    Json,
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    fn parse(line: &str) -> Cli {
+        Cli::try_parse_from(line.split(' ')).unwrap()
+    }
+
+    fn run(line: &str) -> RunArgs {
+        match parse(line).command {
+            Command::Run(args) => *args,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn the_definition_is_sound() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn counts_and_numbers_may_be_negative() {
+        assert_eq!(run("trine run -n -1").limits.n_predict, Some(Limit(None)));
+        assert_eq!(run("trine run -n 0").limits.n_predict, Some(Limit(Some(0))));
+        assert_eq!(run("trine run --presence-penalty -1.5").sampling.presence_penalty, Some(-1.5));
+        assert!(Cli::try_parse_from(["trine", "run", "-n", "-2"]).is_err());
+        assert!(Cli::try_parse_from(["trine", "run", "-t", "0"]).is_err());
+    }
+
+    #[test]
+    fn logit_biases_are_read_in_each_form() {
+        assert_eq!(logit_bias("42+1.5"), Ok((42, 1.5)));
+        assert_eq!(logit_bias("42-1.5"), Ok((42, -1.5)));
+        assert_eq!(logit_bias("42=2"), Ok((42, 2.0)));
+        assert_eq!(logit_bias("42=-2"), Ok((42, -2.0)));
+        assert_eq!(logit_bias("42-inf"), Ok((42, f32::NEG_INFINITY)));
+        for bad in ["", "42", "+1", "x+1", "42+", "42+x", "-1+1", "42 + 1", "4294967296+1"] {
+            assert!(logit_bias(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn lists_are_separated_by_commas() {
+        match parse("trine bench -p 1,2 -n 0 -d 0,64 -t 1,2").command {
+            Command::Bench(args) => {
+                assert_eq!((args.n_prompt, args.n_gen, args.n_depth), (vec![1, 2], vec![0], vec![0, 64]));
+                assert_eq!(args.threads.iter().map(|n| n.get()).collect::<Vec<_>>(), [1, 2]);
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_prompt_has_one_source() {
+        for line in ["trine run a -p b", "trine run -p a -f b", "trine run a -f b"] {
+            assert!(Cli::try_parse_from(line.split(' ')).is_err(), "{line}");
+        }
+    }
+}

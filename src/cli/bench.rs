@@ -1,0 +1,351 @@
+//! `trine bench`: speed of prefill and decode, in the manner of llama-bench.
+
+use std::time::Instant;
+
+use serde_json::{Value, json};
+use trine_backend::{Backend, DeviceInfo};
+
+use super::Exit;
+use super::args::{BenchArgs, BenchOutput, Verbosity};
+use super::info::kv_per_position;
+use super::output::{count, print, print_json};
+use super::progress::{self, Progress};
+use crate::engine::EngineOptions;
+use crate::memory::human;
+use crate::model::Config;
+use crate::session::Session;
+use crate::{Error, Result};
+
+/// Runs the subcommand, on each of `devices`.
+pub(super) fn run<B: Backend>(args: &BenchArgs, devices: &[B::Options], verbosity: Verbosity) -> Result<Exit> {
+    let tests = tests(args);
+    let files = args.model.open()?;
+    let options = EngineOptions {
+        context: Some(context(&tests, &files.config)?),
+        batch: args.batch_size,
+        ..args.formats.engine()
+    };
+    let mut table = Vec::new();
+    for device in devices {
+        let mut session = Session::new(progress::load::<B>(device, &files, &options, verbosity)?);
+        let tokens = random_tokens(session.context(), files.config.vocab);
+        let repetitions = args.repetitions.get();
+        let mut progress = Progress::new("measuring", (tests.len() * (repetitions + 1)) as u64, verbosity);
+        let model = Model::of(&session, files.path.file_name().unwrap_or(files.path.as_os_str()), args);
+        for test in &tests {
+            let mut speeds = Vec::with_capacity(repetitions);
+            for repetition in 0..=repetitions {
+                let speed = measure(&mut session, test, &tokens)?;
+                // The first run brings weights and code into the caches.
+                if repetition > 0 {
+                    speeds.push(speed);
+                }
+                progress.advance(1, |_, _| test.name());
+            }
+            table.push(Line { model: model.clone(), test: *test, speeds });
+        }
+    }
+    match args.output {
+        BenchOutput::Md => print(&markdown(&table))?,
+        BenchOutput::Csv => print(&csv(&table))?,
+        BenchOutput::Json => print_json(&table.iter().map(Line::json).collect())?,
+    }
+    Ok(Exit::Success)
+}
+
+/// What is measured: so many tokens, after `depth` tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Test {
+    kind: Kind,
+    tokens: usize,
+    depth: usize,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Prefill,
+    Decode,
+}
+
+impl Test {
+    /// llama-bench's name: `pp512`, `tg128 @ d1024`.
+    fn name(&self) -> String {
+        let kind = match self.kind {
+            Kind::Prefill => "pp",
+            Kind::Decode => "tg",
+        };
+        let depth = if self.depth > 0 { format!(" @ d{}", self.depth) } else { String::new() };
+        format!("{kind}{}{depth}", self.tokens)
+    }
+}
+
+fn tests(args: &BenchArgs) -> Vec<Test> {
+    let of = |kind, counts: &[usize], depth| {
+        counts.iter().filter(|&&tokens| tokens > 0).map(move |&tokens| Test { kind, tokens, depth }).collect::<Vec<_>>()
+    };
+    let at = |&depth: &usize| [of(Kind::Prefill, &args.n_prompt, depth), of(Kind::Decode, &args.n_gen, depth)];
+    args.n_depth.iter().flat_map(at).flatten().collect()
+}
+
+/// Positions that the longest test takes.
+fn context(tests: &[Test], config: &Config) -> Result<usize> {
+    let longest = tests.iter().max_by_key(|test| test.depth.saturating_add(test.tokens));
+    let Some(test) = longest else {
+        return Err(Error::Usage("nothing to measure: give -p or -n more than 0".into()));
+    };
+    let needed = test.depth.saturating_add(test.tokens);
+    if needed > config.context {
+        let (name, most) = (test.name(), config.context);
+        return Err(Error::Usage(format!(
+            "{name} takes {needed} positions and the model has {most}: use less -p, -n or -d"
+        )));
+    }
+    Ok(needed)
+}
+
+/// Tokens per second of one run.
+fn measure<B: Backend>(session: &mut Session<B>, test: &Test, tokens: &[u32]) -> Result<f64> {
+    let end = test.depth + test.tokens;
+    session.truncate(test.depth);
+    if session.tokens().len() < test.depth {
+        session.prefill(&tokens[..test.depth], || true)?;
+    }
+    let start = Instant::now();
+    match test.kind {
+        Kind::Prefill => {
+            session.prefill(&tokens[..end], || true)?;
+        }
+        Kind::Decode => {
+            for &token in &tokens[test.depth..end] {
+                session.advance(token)?;
+            }
+        }
+    }
+    Ok(test.tokens as f64 / start.elapsed().as_secs_f64())
+}
+
+/// The same ids on every run and machine: Steele, Lea, Flood, "Fast Splittable Pseudorandom Number Generators",
+/// OOPSLA 2014.
+fn random_tokens(count: usize, vocab: usize) -> Vec<u32> {
+    let mut state = 0u64;
+    let mut next = || {
+        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    };
+    (0..count).map(|_| (next() % vocab as u64) as u32).collect()
+}
+
+/// What the tests of one session have in common.
+#[derive(Clone, Debug)]
+struct Model {
+    name: String,
+    backend: &'static str,
+    threads: String,
+    weights: String,
+    head: String,
+    kv: &'static str,
+    batch: usize,
+    bytes: u64,
+    parameters: u64,
+    read_per_token: u64,
+    kv_per_position: u64,
+}
+
+impl Model {
+    fn of<B: Backend>(session: &Session<B>, name: &std::ffi::OsStr, args: &BenchArgs) -> Self {
+        let (plan, extent) = (session.engine().plan(), session.engine().extent());
+        Model {
+            name: name.to_string_lossy().into_owned(),
+            backend: B::NAME,
+            threads: threads(&session.engine().backend().info()),
+            weights: plan.body_format.to_string(),
+            head: plan.head_format.to_string(),
+            kv: args.formats.kv.name(),
+            batch: args.batch_size,
+            bytes: plan.body + plan.head + plan.vectors,
+            parameters: plan.parameters,
+            read_per_token: plan.read_per_token,
+            kv_per_position: kv_per_position(&extent.kv, extent.kv_format),
+        }
+    }
+}
+
+/// The number of threads that the device says it uses.
+fn threads(info: &DeviceInfo) -> String {
+    info.facts.iter().find(|(name, _)| name == "threads").map_or_else(|| "-".into(), |(_, fact)| fact.clone())
+}
+
+/// One test and the speeds of its runs, tokens per second.
+#[derive(Clone, Debug)]
+struct Line {
+    model: Model,
+    test: Test,
+    speeds: Vec<f64>,
+}
+
+impl Line {
+    fn mean(&self) -> f64 {
+        self.speeds.iter().sum::<f64>() / self.speeds.len() as f64
+    }
+
+    /// Standard deviation of a sample; 0 for a single run.
+    fn deviation(&self) -> f64 {
+        let (n, mean) = (self.speeds.len(), self.mean());
+        let squares: f64 = self.speeds.iter().map(|speed| (speed - mean).powi(2)).sum();
+        if n > 1 { (squares / (n - 1) as f64).sqrt() } else { 0.0 }
+    }
+
+    /// Bytes that decoding a token reads, on average over the test: weights, and keys and values of the tokens up to
+    /// and with it. `None` for prefill, where many tokens share a read.
+    fn bytes_per_token(&self) -> Option<u64> {
+        let positions = self.test.depth as u64 + (self.test.tokens as u64).div_ceil(2);
+        match self.test.kind {
+            Kind::Prefill => None,
+            Kind::Decode => Some(self.model.read_per_token + self.model.kv_per_position * positions),
+        }
+    }
+
+    /// Decode's memory traffic in GB/s.
+    fn bandwidth(&self) -> Option<f64> {
+        self.bytes_per_token().map(|bytes| bytes as f64 * self.mean() / 1e9)
+    }
+
+    fn json(&self) -> Value {
+        let (model, test) = (&self.model, &self.test);
+        let tokens = |kind| if test.kind == kind { test.tokens } else { 0 };
+        json!({
+            "test": test.name(),
+            "model": model.name,
+            "backend": model.backend,
+            "threads": model.threads.parse::<u64>().ok(),
+            "weights": model.weights,
+            "head": model.head,
+            "kv": model.kv,
+            "batch": model.batch,
+            "bytes": model.bytes,
+            "parameters": model.parameters,
+            "n_prompt": tokens(Kind::Prefill),
+            "n_gen": tokens(Kind::Decode),
+            "n_depth": test.depth,
+            "tokens_per_second": self.mean(),
+            "deviation": self.deviation(),
+            "samples": self.speeds,
+            "read_per_token": self.bytes_per_token(),
+            "gigabytes_per_second": self.bandwidth(),
+        })
+    }
+}
+
+fn markdown(table: &[Line]) -> String {
+    let mut text = "| model | size | params | backend | threads | test | t/s | read/token | GB/s |\n\
+                    |---|---:|---:|---|---:|---|---:|---:|---:|\n"
+        .to_owned();
+    for line in table {
+        let model = &line.model;
+        text += &format!(
+            "| {} {}, head {} | {} | {} | {} | {} | {} | {:.2} ± {:.2} | {} | {} |\n",
+            model.name,
+            model.weights,
+            model.head,
+            human(model.bytes),
+            count(model.parameters),
+            model.backend,
+            model.threads,
+            line.test.name(),
+            line.mean(),
+            line.deviation(),
+            line.bytes_per_token().map_or("-".into(), human),
+            line.bandwidth().map_or("-".into(), |speed| format!("{speed:.2}")),
+        );
+    }
+    text
+}
+
+/// The fields of the JSON objects but for `samples`.
+fn csv(table: &[Line]) -> String {
+    let mut text = String::new();
+    for line in table {
+        let Value::Object(mut fields) = line.json() else { continue };
+        fields.remove("samples");
+        if text.is_empty() {
+            text = fields.keys().map(String::as_str).collect::<Vec<_>>().join(",") + "\n";
+        }
+        text += &(fields.values().map(csv_field).collect::<Vec<_>>().join(",") + "\n");
+    }
+    text
+}
+
+/// A value as RFC 4180 has it.
+fn csv_field(value: &Value) -> String {
+    match value {
+        Value::Null => String::new(),
+        Value::String(text) if text.contains([',', '"', '\n', '\r']) => format!("\"{}\"", text.replace('"', "\"\"")),
+        Value::String(text) => text.clone(),
+        other => other.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn line(kind: Kind, depth: usize, speeds: &[f64]) -> Line {
+        let model = Model {
+            name: "a, \"b\"".into(),
+            backend: "some",
+            threads: "2".into(),
+            weights: "ternary".into(),
+            head: "int8".into(),
+            kv: "f16",
+            batch: 512,
+            bytes: 1 << 20,
+            parameters: 20_250_000,
+            read_per_token: 1_000_000,
+            kv_per_position: 1_000,
+        };
+        Line { model, test: Test { kind, tokens: 128, depth }, speeds: speeds.to_vec() }
+    }
+
+    #[test]
+    fn mean_and_deviation_of_a_sample() {
+        let one = line(Kind::Decode, 0, &[2.0, 4.0, 4.0, 4.0, 5.0, 5.0, 7.0, 9.0]);
+        assert_eq!(one.mean(), 5.0);
+        assert!((one.deviation() - (32.0f64 / 7.0).sqrt()).abs() < 1e-12);
+        assert_eq!(line(Kind::Decode, 0, &[3.0]).deviation(), 0.0);
+    }
+
+    #[test]
+    fn decode_reads_weights_and_the_tokens_before() {
+        let decode = line(Kind::Decode, 1000, &[100.0]);
+        assert_eq!(decode.bytes_per_token(), Some(1_000_000 + 1_064 * 1_000));
+        assert!((decode.bandwidth().unwrap() - 0.2064).abs() < 1e-12);
+        assert_eq!(line(Kind::Prefill, 1000, &[100.0]).bandwidth(), None);
+        assert_eq!(decode.test.name(), "tg128 @ d1000");
+        assert_eq!(line(Kind::Prefill, 0, &[1.0]).test.name(), "pp128");
+    }
+
+    #[test]
+    fn tables_have_a_row_for_each_test() {
+        let table = [line(Kind::Prefill, 0, &[1.0]), line(Kind::Decode, 0, &[2.0, 2.0])];
+        let csv = csv(&table);
+        let lines: Vec<_> = csv.lines().collect();
+        assert_eq!(lines.len(), 3);
+        assert!(lines[0].starts_with("test,model,backend,threads,"));
+        assert!(lines[1].starts_with("pp128,\"a, \"\"b\"\"\",some,2,"), "{}", lines[1]);
+        assert!(lines[1].ends_with(",,"), "prefill has no bandwidth: {}", lines[1]);
+        let markdown = markdown(&table);
+        let bars: Vec<_> = markdown.lines().map(|line| line.matches('|').count()).collect();
+        assert_eq!(bars, [10; 4]);
+        assert!(markdown.contains("| tg128 | 2.00 ± 0.00 |"), "{markdown}");
+    }
+
+    #[test]
+    fn tokens_are_the_same_each_time_and_in_the_vocabulary() {
+        let tokens = random_tokens(1000, 50);
+        assert_eq!(tokens, random_tokens(1000, 50));
+        assert!(tokens.iter().all(|&token| token < 50));
+        assert!((0..50).all(|token| tokens.contains(&token)));
+    }
+}
