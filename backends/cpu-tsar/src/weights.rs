@@ -16,7 +16,7 @@ use aligned::Aligned;
 
 /// A matrix `[rows = outputs, columns = inputs]` as tiles of 8 rows (see [`layout`]).
 #[derive(Debug)]
-pub(crate) struct Weight {
+pub struct Weight {
     rows: usize,
     columns: usize,
     activation: Activation,
