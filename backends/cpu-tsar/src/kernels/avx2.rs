@@ -4,6 +4,9 @@
 //! instruction is used in a closure: `array::map`, `fold` and the like are compiled around closures without
 //! AVX2, every instruction in them becomes a call, and the kernel a hundred times slower.
 
+// Registers, codes and tokens go by the same index, and iterators would bring closures.
+#![allow(clippy::needless_range_loop)]
+
 mod dense;
 mod int4;
 mod int8;
@@ -12,7 +15,7 @@ mod ternary;
 
 use std::arch::x86_64::{__m128i, __m256, __m256i};
 
-use super::{Family, Job, KernelInfo};
+use super::{Family, Job, KernelInfo, Outputs};
 use crate::isa::Isa;
 
 pub(super) use quantize::quantize;
@@ -41,11 +44,23 @@ macro_rules! kernel {
             tokens: $tokens,
             reason: $reason,
             run: |job, out| {
-                let simd = Simd::try_new().expect("the kernels are chosen for CPUs that have AVX2");
-                simd.vectorize(
+                // Not a closure: the shim through which one is called is not always inlined, and without
+                // that its body is compiled for the baseline CPU.
+                struct Op<'a> {
+                    simd: Simd,
+                    job: &'a Job<'a>,
+                    out: &'a mut [Outputs],
+                }
+                impl pulp::NullaryFnOnce for Op<'_> {
+                    type Output = ();
+
                     #[inline(always)]
-                    || $body(simd, job, out),
-                );
+                    fn call(self) {
+                        $body(self.simd, self.job, self.out)
+                    }
+                }
+                let simd = Simd::try_new().expect("the kernels are chosen for CPUs that have AVX2");
+                simd.vectorize(Op { simd, job, out });
             },
         }
     };

@@ -18,10 +18,25 @@ pub(in crate::kernels) fn quantize(
     sums: &mut [i32],
 ) {
     let simd = Simd::try_new().expect("the quantiser is chosen for CPUs that have AVX2");
-    simd.vectorize(
-        #[inline(always)]
-        || token(simd, x, activation, codes, scales, sums),
-    );
+    simd.vectorize(Op { simd, x, activation, codes, scales, sums });
+}
+
+struct Op<'a> {
+    simd: Simd,
+    x: &'a [f32],
+    activation: Activation,
+    codes: &'a mut [CodeBlock],
+    scales: &'a mut [f32],
+    sums: &'a mut [i32],
+}
+
+impl pulp::NullaryFnOnce for Op<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn call(self) {
+        token(self.simd, self.x, self.activation, self.codes, self.scales, self.sums);
+    }
 }
 
 #[inline(always)]
