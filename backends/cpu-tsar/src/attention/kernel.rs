@@ -1,5 +1,8 @@
 //! One chunk of positions for one group of query heads, and the merging of such partial results.
 
+// Lanes are gone over by index: what is called in a closure would be compiled without the instruction set.
+#![allow(clippy::needless_range_loop)]
+
 use pulp::NullaryFnOnce;
 use trine_backend::Heads;
 
@@ -167,19 +170,28 @@ fn dots_of<S: Simd, const G: usize, const P: usize>(
     queries: [&[Lanes]; G],
     keys: [&[Lanes]; P],
 ) -> [[f32; P]; G] {
-    let len = keys[0].len();
-    let (queries, keys) = (queries.map(|query| &query[..len]), keys.map(|key| &key[..len]));
+    let len = queries[0].len();
+    assert!(queries.iter().chain(&keys).all(|vector| vector.len() == len)); // No more checks in the loop.
     let mut sums = [[simd.splat(0.0); P]; G];
     for i in 0..len {
-        let keys: [S::F32s; P] = std::array::from_fn(|p| simd.load(&keys[p][i]));
+        let mut here = [simd.splat(0.0); P];
+        for p in 0..P {
+            here[p] = simd.load(&keys[p][i]);
+        }
         for g in 0..G {
             let query = simd.load(&queries[g][i]);
             for p in 0..P {
-                sums[g][p] = simd.add(sums[g][p], simd.mul(query, keys[p]));
+                sums[g][p] = simd.add(sums[g][p], simd.mul(query, here[p]));
             }
         }
     }
-    sums.map(|sums| sums.map(|sum| simd.sum(sum)))
+    let mut dots = [[0.0; P]; G];
+    for g in 0..G {
+        for p in 0..P {
+            dots[g][p] = simd.sum(sums[g][p]);
+        }
+    }
+    dots
 }
 
 /// `sums[g · stride + i] += Σ weights[g · CHUNK + p] · values[p][i]` for G heads, in the order of positions.
@@ -206,13 +218,19 @@ fn weighted_lanes<S: Simd, const G: usize, const N: usize>(
 ) {
     let rows = values.len() / stride;
     let weights: [&[f32]; G] = std::array::from_fn(|g| &weights[g * CHUNK..][..rows]);
-    let mut local: [[S::F32s; N]; G] = std::array::from_fn(|g| {
-        let sums = lanes(&sums[g * stride + at..][..N * LANES]);
-        std::array::from_fn(|n| simd.load(&sums[n]))
-    });
-    for (p, value) in values.chunks_exact(stride).enumerate() {
-        let value = lanes(&value[at..at + N * LANES]);
-        let value: [S::F32s; N] = std::array::from_fn(|n| simd.load(&value[n]));
+    let mut local = [[simd.splat(0.0); N]; G];
+    for g in 0..G {
+        let sums: &[Lanes; N] = array(&sums[g * stride + at..]);
+        for n in 0..N {
+            local[g][n] = simd.load(&sums[n]);
+        }
+    }
+    for p in 0..rows {
+        let from: &[Lanes; N] = array(&values[p * stride + at..]);
+        let mut value = [simd.splat(0.0); N];
+        for n in 0..N {
+            value[n] = simd.load(&from[n]);
+        }
         for g in 0..G {
             let weight = simd.splat(weights[g][p]);
             for n in 0..N {
@@ -231,6 +249,12 @@ fn weighted_lanes<S: Simd, const G: usize, const N: usize>(
 #[inline(always)]
 fn lanes(x: &[f32]) -> &[Lanes] {
     x.as_chunks().0
+}
+
+/// The first `N` times [`LANES`] values.
+#[inline(always)]
+fn array<const N: usize>(x: &[f32]) -> &[Lanes; N] {
+    lanes(x).first_chunk().expect("a vector is whole lanes")
 }
 
 /// The largest; NaN only if all are.
