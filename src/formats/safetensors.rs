@@ -410,7 +410,7 @@ mod tests {
         assert!(gguf.starts_with("a GGUF file") && gguf.ends_with("give a Hugging Face directory with safetensors"));
         // A header of 0x280 bytes begins like a pickle and is none.
         let header = format!("{:<640}", "{}");
-        assert!(parse(&[&640u64.to_le_bytes(), header.as_bytes()].concat()).is_ok());
+        assert!(parse([&640u64.to_le_bytes(), header.as_bytes()].concat()).is_ok());
         assert!(problem(b"PK\x03\x04 and so on".to_vec()).starts_with("a PyTorch checkpoint"));
         let lfs = problem(b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n".to_vec());
         assert!(lfs.contains("run `git lfs pull`"), "{lfs}");
