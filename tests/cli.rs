@@ -216,7 +216,7 @@ fn the_model_may_come_from_the_environment_and_a_flag_beats_it() {
     let demo = project("models/tales-bitnet-20m");
     let ran = run(trine().env("TRINE_MODEL", &fixture).args(["info", "--json", "-m"]).arg(&demo));
     assert_eq!(serde_json::from_str::<Value>(&ran.stdout).unwrap()["family"], "BitNet");
-    assert!(failure(trine().env("TRINE_MODEL", "").arg("info"), 2).contains("TRINE_MODEL"));
+    assert!(failure(trine().env("TRINE_MODEL", "").arg("info"), 2).contains("--model <DIR>"));
 }
 
 #[test]

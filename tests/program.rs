@@ -6,27 +6,27 @@ use std::time::Duration;
 use assert_cmd::Command;
 
 /// The program, without what the environment says to it.
-pub fn trine() -> Command {
+pub(crate) fn trine() -> Command {
     let mut command = Command::new(path());
     command.env_remove("TRINE_MODEL").env_remove("NO_COLOR").timeout(Duration::from_secs(300));
     command
 }
 
 /// Where the program is.
-pub fn path() -> &'static str {
+pub(crate) fn path() -> &'static str {
     env!("CARGO_BIN_EXE_trine")
 }
 
 /// What a run left behind.
 #[derive(Debug)]
-pub struct Ran {
-    pub code: Option<i32>,
-    pub stdout: String,
-    pub stderr: String,
+pub(crate) struct Ran {
+    pub(crate) code: Option<i32>,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
 }
 
 /// Runs the program to its end.
-pub fn run(command: &mut Command) -> Ran {
+pub(crate) fn run(command: &mut Command) -> Ran {
     let output = command.output().unwrap();
     Ran {
         code: output.status.code(),
@@ -36,7 +36,7 @@ pub fn run(command: &mut Command) -> Ran {
 }
 
 /// stdout of a run that must succeed.
-pub fn stdout(args: &[&str]) -> String {
+pub(crate) fn stdout(args: &[&str]) -> String {
     let ran = run(trine().args(args));
     assert_eq!(ran.code, Some(0), "{args:?}: {ran:?}");
     ran.stdout
@@ -44,7 +44,7 @@ pub fn stdout(args: &[&str]) -> String {
 
 /// The one line on stderr of a run that must fail with `code` and print nothing else, without `error: `.
 #[track_caller]
-pub fn failure(command: &mut Command, code: i32) -> String {
+pub(crate) fn failure(command: &mut Command, code: i32) -> String {
     let ran = run(command);
     assert_eq!(ran.code, Some(code), "{ran:?}");
     assert_eq!(ran.stdout, "", "{ran:?}");
@@ -53,12 +53,12 @@ pub fn failure(command: &mut Command, code: i32) -> String {
 }
 
 /// A file or directory of the project.
-pub fn project(path: &str) -> PathBuf {
+pub(crate) fn project(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
 }
 
 /// A copy of the model directory `from`, without its reference values.
-pub fn copy_of(from: &str) -> tempfile::TempDir {
+pub(crate) fn copy_of(from: &str) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     for entry in std::fs::read_dir(project(from)).unwrap() {
         let path = entry.unwrap().path();

@@ -6,10 +6,10 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use trine_backend::{Format, KvFormat};
 
+use crate::Result;
 use crate::engine::{DEFAULT_BATCH, EngineOptions};
 use crate::files::ModelFiles;
 use crate::model::Formats;
-use crate::{Error, Result};
 
 /// Runs large language models on small machines.
 #[derive(Debug, Parser)]
@@ -25,10 +25,10 @@ pub(super) struct Cli {
 #[derive(Clone, Copy, Debug, Args)]
 pub(super) struct Verbosity {
     /// Print details and timings on stderr.
-    #[arg(short, long, global = true)]
+    #[arg(short, long, global = true, display_order = 900)]
     pub(super) verbose: bool,
     /// Print nothing but errors on stderr.
-    #[arg(short, long, global = true, conflicts_with = "verbose")]
+    #[arg(short, long, global = true, display_order = 901, conflicts_with = "verbose")]
     pub(super) quiet: bool,
 }
 
@@ -61,7 +61,7 @@ pub(super) enum Command {
 #[derive(Clone, Debug, Args)]
 pub(super) struct ModelArgs {
     /// Hugging Face directory (config.json, *.safetensors, tokenizer.json); without it the demo model in this program.
-    #[arg(short, long, value_name = "DIR", env = "TRINE_MODEL")]
+    #[arg(short, long, value_name = "DIR", env = "TRINE_MODEL", hide_env_values = true)]
     pub(super) model: Option<PathBuf>,
 }
 
@@ -69,9 +69,6 @@ impl ModelArgs {
     /// Reads the model's files.
     pub(super) fn open(&self) -> Result<ModelFiles> {
         match &self.model {
-            Some(dir) if dir.as_os_str().is_empty() => {
-                Err(Error::Usage("-m, or TRINE_MODEL, is empty: give a model's directory".into()))
-            }
             Some(dir) => ModelFiles::open(dir),
             None => ModelFiles::demo(),
         }
@@ -199,7 +196,7 @@ pub(super) struct PromptArgs {
     #[arg(value_name = "PROMPT")]
     pub(super) text: Option<String>,
     /// The prompt.
-    #[arg(short, long = "prompt", value_name = "PROMPT")]
+    #[arg(short = 'p', long = "prompt", value_name = "PROMPT")]
     pub(super) option: Option<String>,
     /// Read the prompt from a file; one newline at its end is left out. `-` is stdin.
     #[arg(short, long, value_name = "FILE")]

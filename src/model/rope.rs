@@ -80,7 +80,7 @@ mod tests {
 
     #[test]
     fn yarn_keeps_the_first_pairs_and_stretches_the_last() {
-        let (dim, base) = (128, 1e6);
+        let (dim, base) = (128, 1e6f64);
         let scaling = RopeScaling::Yarn {
             factor: 4.0,
             original_context: 32768,
