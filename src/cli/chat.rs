@@ -129,7 +129,7 @@ impl<'a, B: Backend> Chat<'a, B> {
             if ids.len() <= room || !drop_oldest_turn(&mut self.messages) {
                 if dropped > 0 {
                     note(&format!(
-                        "[the context of {context} tokens is full: the oldest {dropped} turns are forgotten]"
+                        "[the context of {context} tokens is full; turns forgotten, oldest first: {dropped}]"
                     ));
                 }
                 return Ok(ids);

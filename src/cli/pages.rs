@@ -44,7 +44,7 @@ fn pages(mut command: Command) -> Result<Vec<(String, String)>> {
     let subcommands: Vec<_> = command.get_subcommands().filter(|sub| !sub.is_hide_set()).cloned().collect();
     let mut pages = Vec::with_capacity(1 + subcommands.len());
     for command in std::iter::once(command).chain(subcommands) {
-        let man = Man::new(command);
+        let man = Man::new(command).source(concat!("trine ", env!("CARGO_PKG_VERSION")));
         let mut page = Vec::new();
         man.render(&mut page)?;
         pages.push((man.get_filename(), String::from_utf8_lossy(&page).into_owned()));
