@@ -16,6 +16,7 @@ mod ternary;
 use std::arch::x86_64::{__m128i, __m256, __m256i};
 
 use super::{Family, Job, KernelInfo, Outputs};
+use crate::activations::CodeBlock;
 use crate::isa::Isa;
 
 pub(super) use quantize::quantize;
@@ -74,9 +75,9 @@ pub(super) static KERNELS: [KernelInfo; 14] = [
     kernel!("avx2-ternary-2x1", Ternary, 2 x 1, ternary::decode::<2>,
         "one shift for four codes; two tiles share the broadcasts; prefetches the next two"),
     kernel!("avx2-ternary-1x1", Ternary, 1 x 1, ternary::decode::<1>, "an odd last tile"),
-    kernel!("avx2-int4-2x4", Int4, 2 x 4, int4::product::<2, 4>,
-        "8 sums in registers; codes unpacked once for 4 tokens, activations broadcast once for 16 rows"),
-    kernel!("avx2-int4-1x4", Int4, 1 x 4, int4::product::<1, 4>, "an odd last tile"),
+    kernel!("avx2-int4-2x2", Int4, 2 x 2, int4::product::<2, 2>,
+        "4 int32 and 4 float sums in registers; codes unpacked once for 2 tokens, broadcasts shared by 16 rows"),
+    kernel!("avx2-int4-1x2", Int4, 1 x 2, int4::product::<1, 2>, "an odd last tile"),
     kernel!("avx2-int4-2x1", Int4, 2 x 1, int4::product::<2, 1>,
         "two tiles share the broadcasts and hide each other's latency; prefetches the next two"),
     kernel!("avx2-int4-1x1", Int4, 1 x 1, int4::product::<1, 1>, "an odd last tile"),
@@ -88,6 +89,37 @@ pub(super) static KERNELS: [KernelInfo; 14] = [
     kernel!("avx2-dense-1x2", Dense, 1 x 2, dense::product::<2>, "8 sums in registers; weights converted once for both tokens"),
     kernel!("avx2-dense-1x1", Dense, 1 x 1, dense::product::<1>, "bound by memory"),
 ];
+
+/// The tiles of a job.
+#[inline(always)]
+fn tiles<'a, const R: usize>(job: &Job<'a>) -> [&'a [u8]; R] {
+    let mut tiles = [&[][..]; R];
+    for r in 0..R {
+        tiles[r] = job.tile(r);
+    }
+    tiles
+}
+
+/// The quantised activations of a job's tokens, each slice as long as a tile has blocks.
+#[derive(Clone, Copy)]
+struct Activations<'a, const T: usize> {
+    codes: [&'a [CodeBlock]; T],
+    scales: [&'a [f32]; T],
+    sums: [&'a [i32]; T],
+}
+
+#[inline(always)]
+fn activations<'a, const T: usize>(job: &Job<'a>) -> Activations<'a, T> {
+    let mut all = Activations { codes: [&[]; T], scales: [&[]; T], sums: [&[]; T] };
+    let blocks = job.layout.blocks;
+    for t in 0..T {
+        let token = job.tokens.token(t);
+        all.codes[t] = &token.codes[..blocks];
+        all.scales[t] = &token.scales[..blocks];
+        all.sums[t] = &token.sums[..blocks];
+    }
+    all
+}
 
 /// Whether a kernel should ask for the weights that come after its own: with one token every weight is
 /// used once, straight from memory.

@@ -56,10 +56,14 @@ impl Weights<64> for Brain {
 
 #[inline(always)]
 fn rows<W: Weights<B>, const B: usize, const T: usize>(simd: Simd, job: &Job<'_>, out: &mut [Outputs]) {
-    let x: [&[f32]; T] = std::array::from_fn(|t| job.tokens.floats(t));
-    let count = x[0].len() / BLOCK;
-    let full: [&[[f32; BLOCK]]; T] = x.map(|x| &x.as_chunks().0[..count]);
-    let rest: [[f32; BLOCK]; T] = x.map(|x| blocks::padded(x.as_chunks::<BLOCK>().1));
+    let count = job.tokens.floats(0).len() / BLOCK;
+    let mut full: [&[[f32; BLOCK]]; T] = [&[]; T];
+    let mut rest = [[0.0; BLOCK]; T];
+    for t in 0..T {
+        let (whole, end) = job.tokens.floats(t).as_chunks::<BLOCK>();
+        full[t] = &whole[..count];
+        rest[t] = blocks::padded(end);
+    }
     for row in 0..TILE {
         let bytes = &job.tile(0)[row * job.layout.blocks * B..][..job.layout.blocks * B];
         let (whole, last) = bytes.as_chunks::<B>().0.split_at(count);

@@ -4,8 +4,10 @@ use std::arch::x86_64::{__m128i, __m256, __m256i};
 
 use trine_backend::{Format, ZeroKind};
 
-use super::{Simd, add_pairs, and, broadcast, halves, load, multiply_add, prefetch_next, scale_add, streams};
-use crate::activations::Token;
+use super::{
+    Activations, Simd, activations, add_pairs, and, broadcast, halves, load, multiply_add, prefetch_next, scale_add,
+    streams, tiles,
+};
 use crate::kernels::{Job, Outputs};
 use crate::weights::TILE;
 
@@ -35,48 +37,37 @@ struct Header {
 /// The kind of zero is known by the size of the header, `H`.
 #[inline(always)]
 fn groups<const H: usize, const R: usize, const T: usize>(simd: Simd, job: &Job<'_>, out: &mut [Outputs]) {
-    let tokens: [Token<'_>; T] = std::array::from_fn(|t| job.tokens.token(t));
-    let tiles: [&[u8]; R] = std::array::from_fn(|r| job.tile(r));
-    let (blocks, group_blocks) = (job.layout.blocks, job.layout.group_blocks);
-    let mut sums = [[simd.avx._mm256_setzero_ps(); T]; R];
-    let (mut first, mut at) = (0, 0);
-    while first < blocks {
-        let last = (first + group_blocks).min(blocks);
-        let len = H + (last - first) * BLOCK_BYTES;
-        let group = tiles.map(|tile| tile[at..at + len].split_first_chunk::<H>().expect("a group has a header"));
-        let none = simd.avx._mm256_setzero_ps();
-        let mut headers = [Header { scales: none, points: simd.avx._mm256_setzero_si256(), minima: none }; R];
-        for r in 0..R {
-            headers[r] = read_header(simd, group[r].0);
-        }
-        let codes: [&[[u8; BLOCK_BYTES]]; R] = group.map(|(_, codes)| &codes.as_chunks().0[..last - first]);
-        let tokens = tokens.map(|token| Token {
-            codes: &token.codes[first..last],
-            scales: &token.scales[first..last],
-            sums: &token.sums[first..last],
-            total: token.total,
-        });
-        for block in 0..last - first {
-            let mut block_codes = [&[0; BLOCK_BYTES]; R];
-            let mut activations = [&[0; 8]; T];
+    let (tiles, tokens) = (tiles::<R>(job), activations::<T>(job));
+    let none = simd.avx._mm256_setzero_ps();
+    let mut headers = [Header { scales: none, points: simd.avx._mm256_setzero_si256(), minima: none }; R];
+    let mut sums = [[none; T]; R];
+    let (mut at, mut left_of_group) = (0, 0);
+    for block in 0..job.layout.blocks {
+        if left_of_group == 0 {
             for r in 0..R {
-                block_codes[r] = &codes[r][block];
+                headers[r] = read_header::<H>(simd, tiles[r][at..].first_chunk().expect("a group has a header"));
             }
-            for t in 0..T {
-                activations[t] = &tokens[t].codes[block];
-            }
+            at += H;
+            left_of_group = job.layout.group_blocks;
+        }
+        left_of_group -= 1;
+        let mut codes = [&[0; BLOCK_BYTES]; R];
+        let mut broadcasts = [&[0; 8]; T];
+        for r in 0..R {
+            codes[r] = tiles[r][at..].first_chunk().expect("a block has all of its codes");
             if streams(T) {
-                for r in 0..R {
-                    prefetch_next(simd, job, block_codes[r]);
-                    prefetch_next(simd, job, &block_codes[r][64..]);
-                }
-            }
-            let pairs = multiply_block(simd, block_codes, activations);
-            for t in 0..T {
-                add_block::<H, R, T>(simd, &headers, &pairs, &tokens, block, t, &mut sums);
+                prefetch_next(simd, job, codes[r]);
+                prefetch_next(simd, job, &codes[r][64..]);
             }
         }
-        (first, at) = (last, at + len);
+        for t in 0..T {
+            broadcasts[t] = &tokens.codes[t][block];
+        }
+        let pairs = multiply_block(simd, codes, broadcasts);
+        for t in 0..T {
+            add_block::<H, R, T>(simd, &headers, &pairs, &tokens, block, t, &mut sums);
+        }
+        at += BLOCK_BYTES;
     }
     for r in 0..R {
         for t in 0..T {
@@ -87,17 +78,21 @@ fn groups<const H: usize, const R: usize, const T: usize>(simd: Simd, job: &Job<
 
 #[inline(always)]
 fn read_header<const H: usize>(simd: Simd, header: &[u8; H]) -> Header {
-    let part = |at: usize| header[at..].first_chunk::<{ 2 * TILE }>().expect("the header has this part");
     let zero = simd.avx._mm256_setzero_si256();
-    let mut read = Header { scales: halves(simd, part(0)), points: zero, minima: simd.avx._mm256_setzero_ps() };
+    let mut read = Header { scales: halves(simd, part(header, 0)), points: zero, minima: simd.avx._mm256_setzero_ps() };
     if H == 3 * TILE {
-        let points: __m128i = pulp::cast(*part(TILE)); // The points are the upper 8 bytes.
+        let points: __m128i = pulp::cast(*part(header, TILE)); // The points are the upper 8 bytes.
         read.points = simd.avx2._mm256_cvtepu8_epi32(simd.sse2._mm_srli_si128::<8>(points));
     }
     if H == 4 * TILE {
-        read.minima = halves(simd, part(2 * TILE));
+        read.minima = halves(simd, part(header, 2 * TILE));
     }
     read
+}
+
+#[inline(always)]
+fn part<const H: usize>(header: &[u8; H], at: usize) -> &[u8; 2 * TILE] {
+    header[at..].first_chunk().expect("the header has this part")
 }
 
 /// The products of a block in int16 pairs: 8 times 2 · 15 · 127 = 3810 fits.
@@ -135,13 +130,13 @@ fn add_block<const H: usize, const R: usize, const T: usize>(
     simd: Simd,
     headers: &[Header; R],
     pairs: &[[__m256i; T]; R],
-    tokens: &[Token<'_>; T],
+    tokens: &Activations<'_, T>,
     block: usize,
     t: usize,
     sums: &mut [[__m256; T]; R],
 ) {
-    let scale = simd.avx._mm256_set1_ps(tokens[t].scales[block]);
-    let sum = broadcast(simd, tokens[t].sums[block]);
+    let scale = simd.avx._mm256_set1_ps(tokens.scales[t][block]);
+    let sum = broadcast(simd, tokens.sums[t][block]);
     for r in 0..R {
         let mut product = add_pairs(simd, pairs[r][t]);
         if H == 2 * TILE {

@@ -2,8 +2,7 @@
 
 use std::arch::x86_64::__m256i;
 
-use super::{Simd, add_pairs, broadcast, halves, load, prefetch_next, scale_add, streams};
-use crate::activations::Token;
+use super::{Simd, activations, add_pairs, broadcast, halves, load, prefetch_next, scale_add, streams, tiles};
 use crate::kernels::{Job, Outputs};
 use crate::weights::TILE;
 
@@ -17,48 +16,41 @@ const HEADER: usize = 2 * TILE;
 /// 2 · 127 · 127 = 32258, which leaves no room for a second one in int16.
 #[inline(always)]
 pub(super) fn product<const R: usize, const T: usize>(simd: Simd, job: &Job<'_>, out: &mut [Outputs]) {
-    let tokens: [Token<'_>; T] = std::array::from_fn(|t| job.tokens.token(t));
-    let tiles: [&[u8]; R] = std::array::from_fn(|r| job.tile(r));
-    let (blocks, group_blocks) = (job.layout.blocks, job.layout.group_blocks);
+    let (tiles, tokens) = (tiles::<R>(job), activations::<T>(job));
+    let mut scales = [simd.avx._mm256_setzero_ps(); R];
     let mut sums = [[simd.avx._mm256_setzero_ps(); T]; R];
-    let (mut first, mut at) = (0, 0);
-    while first < blocks {
-        let last = (first + group_blocks).min(blocks);
-        let len = HEADER + (last - first) * BLOCK_BYTES;
-        let group = tiles.map(|tile| tile[at..at + len].split_first_chunk::<HEADER>().expect("a group has a header"));
-        let mut scales = [simd.avx._mm256_setzero_ps(); R];
-        for r in 0..R {
-            scales[r] = halves(simd, group[r].0);
-        }
-        let codes: [&[[u8; BLOCK_BYTES]]; R] = group.map(|(_, codes)| &codes.as_chunks().0[..last - first]);
-        let token_codes = tokens.map(|token| &token.codes[first..last]);
-        let token_scales = tokens.map(|token| &token.scales[first..last]);
-        for block in 0..last - first {
-            let mut block_codes = [&[0; BLOCK_BYTES]; R];
-            let mut activations = [&[0; 8]; T];
+    let (mut at, mut left_of_group) = (0, 0);
+    for block in 0..job.layout.blocks {
+        if left_of_group == 0 {
             for r in 0..R {
-                block_codes[r] = &codes[r][block];
+                scales[r] = halves(simd, tiles[r][at..].first_chunk().expect("a group has a header"));
             }
-            for t in 0..T {
-                activations[t] = &token_codes[t][block];
-            }
+            at += HEADER;
+            left_of_group = job.layout.group_blocks;
+        }
+        left_of_group -= 1;
+        let mut codes = [&[0; BLOCK_BYTES]; R];
+        let mut broadcasts = [&[0; 8]; T];
+        for r in 0..R {
+            codes[r] = tiles[r][at..].first_chunk().expect("a block has all of its codes");
             if streams(T) {
-                for r in 0..R {
-                    for line in block_codes[r].as_chunks::<64>().0 {
-                        prefetch_next(simd, job, line);
-                    }
-                }
-            }
-            let products = multiply_block(simd, block_codes, activations);
-            for t in 0..T {
-                let scale = simd.avx._mm256_set1_ps(token_scales[t][block]);
-                for r in 0..R {
-                    let scale = simd.avx._mm256_mul_ps(scales[r], scale);
-                    sums[r][t] = scale_add(simd, sums[r][t], products[r][t], scale);
+                for line in 0..BLOCK_BYTES / 64 {
+                    prefetch_next(simd, job, &codes[r][64 * line..]);
                 }
             }
         }
-        (first, at) = (last, at + len);
+        for t in 0..T {
+            broadcasts[t] = &tokens.codes[t][block];
+        }
+        let products = multiply_block(simd, codes, broadcasts);
+        for t in 0..T {
+            let scale = simd.avx._mm256_set1_ps(tokens.scales[t][block]);
+            for r in 0..R {
+                let scale = simd.avx._mm256_mul_ps(scales[r], scale);
+                sums[r][t] = scale_add(simd, sums[r][t], products[r][t], scale);
+            }
+        }
+        at += BLOCK_BYTES;
     }
     for r in 0..R {
         for t in 0..T {

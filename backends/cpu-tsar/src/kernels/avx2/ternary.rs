@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::__m256i;
 
-use super::{Simd, add_pairs, and, broadcast, floats, load, multiply_add, prefetch_next};
+use super::{Simd, activations, add_pairs, and, broadcast, floats, load, multiply_add, prefetch_next};
 use crate::activations::{CodeBlock, Token};
 use crate::kernels::{Job, Outputs};
 use crate::weights::TILE;
@@ -22,7 +22,11 @@ pub(super) fn decode<const R: usize>(simd: Simd, job: &Job<'_>, out: &mut [Outpu
     while first < blocks {
         // A pair of codes times 4 is at most 4 · 2 · 2 · 127 = 2032, and 16 of them fit in int16.
         let last = (first + 4).min(blocks);
-        decode_blocks(simd, job, codes.map(|codes| &codes[first..last]), &token.codes[first..last], &mut sums);
+        let mut part = codes;
+        for r in 0..R {
+            part[r] = &codes[r][first..last];
+        }
+        decode_blocks(simd, job, part, &token.codes[first..last], &mut sums);
         first = last;
     }
     for r in 0..R {
@@ -68,10 +72,9 @@ fn decode_blocks<const R: usize>(
 /// Several tokens.
 #[inline(always)]
 pub(super) fn prefill<const R: usize, const T: usize>(simd: Simd, job: &Job<'_>, out: &mut [Outputs]) {
-    let tokens: [Token<'_>; T] = std::array::from_fn(|t| job.tokens.token(t));
     let codes = codes::<R>(job);
     let blocks = job.layout.blocks;
-    let activations = tokens.map(|token| &token.codes[..blocks]);
+    let activations = activations::<T>(job).codes;
     let mut sums = [[simd.avx._mm256_setzero_si256(); T]; R];
     let mut first = 0;
     while first < blocks {
@@ -103,7 +106,7 @@ pub(super) fn prefill<const R: usize, const T: usize>(simd: Simd, job: &Job<'_>,
     }
     for r in 0..R {
         for t in 0..T {
-            out[r * T + t] = scaled(simd, job.tile(r), sums[r][t], &tokens[t]);
+            out[r * T + t] = scaled(simd, job.tile(r), sums[r][t], &job.tokens.token(t));
         }
     }
 }
@@ -132,7 +135,11 @@ fn field<const SHIFT: i32, const R: usize, const T: usize>(
 /// The codes of each tile, by block.
 #[inline(always)]
 fn codes<'a, const R: usize>(job: &Job<'a>) -> [&'a [Block]; R] {
-    std::array::from_fn(|r| &job.tile(r)[4 * TILE..].as_chunks().0[..job.layout.blocks])
+    let mut codes = [&[][..]; R];
+    for r in 0..R {
+        codes[r] = &job.tile(r)[4 * TILE..].as_chunks().0[..job.layout.blocks];
+    }
+    codes
 }
 
 /// Takes the activations' sum for the codes' offset of 1 and applies the scales.
