@@ -1,8 +1,6 @@
 //! Eight f32 lanes, the same arithmetic on every instruction set: for loops whose sums must stay in
 //! registers, which the compiler does not find by itself.
 
-use pulp::NullaryFnOnce;
-
 use crate::isa::Isa;
 
 /// Lanes of a vector.
@@ -44,13 +42,15 @@ impl Isa {
     }
 }
 
-/// A kernel together with its lanes.
+/// A kernel together with its lanes, to be compiled for an instruction set that not every CPU has.
+#[cfg(target_arch = "x86_64")]
 struct With<S, K> {
     simd: S,
     kernel: K,
 }
 
-impl<S: Simd, K: Kernel> NullaryFnOnce for With<S, K> {
+#[cfg(target_arch = "x86_64")]
+impl<S: Simd, K: Kernel> pulp::NullaryFnOnce for With<S, K> {
     type Output = ();
 
     #[inline(always)]
