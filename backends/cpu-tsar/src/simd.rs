@@ -1,8 +1,6 @@
 //! Eight f32 lanes, the same arithmetic on every instruction set: for loops whose sums must stay in
 //! registers, which the compiler does not find by itself.
 
-use pulp::NullaryFnOnce;
-
 use crate::isa::Isa;
 
 /// Lanes of a vector.
@@ -40,17 +38,23 @@ impl Isa {
         if let (Isa::Avx2, Some(simd)) = (self, pulp::x86::V3::try_new()) {
             return simd.vectorize(With { simd, kernel });
         }
+        #[cfg(target_arch = "aarch64")]
+        if let (Isa::Neon, Some(simd)) = (self, pulp::aarch64::Neon::try_new()) {
+            return kernel.run(simd); // Compiled for NEON as everything is.
+        }
         kernel.run(Plain);
     }
 }
 
-/// A kernel together with its lanes.
+/// A kernel together with its lanes, to be compiled for an instruction set that not every CPU has.
+#[cfg(target_arch = "x86_64")]
 struct With<S, K> {
     simd: S,
     kernel: K,
 }
 
-impl<S: Simd, K: Kernel> NullaryFnOnce for With<S, K> {
+#[cfg(target_arch = "x86_64")]
+impl<S: Simd, K: Kernel> pulp::NullaryFnOnce for With<S, K> {
     type Output = ();
 
     #[inline(always)]
@@ -134,6 +138,44 @@ impl Simd for pulp::x86::V3 {
         let two = self.sse._mm_add_ps(four, self.sse._mm_movehl_ps(four, four));
         let one = self.sse._mm_add_ss(two, self.sse._mm_shuffle_ps::<1>(two, two));
         self.sse._mm_cvtss_f32(one)
+    }
+}
+
+#[cfg(target_arch = "aarch64")]
+impl Simd for pulp::aarch64::Neon {
+    type F32s = [std::arch::aarch64::float32x4_t; 2];
+
+    #[inline(always)]
+    fn splat(self, x: f32) -> Self::F32s {
+        [self.neon.vdupq_n_f32(x); 2]
+    }
+
+    #[inline(always)]
+    fn load(self, x: &[f32; LANES]) -> Self::F32s {
+        pulp::cast(*x)
+    }
+
+    #[inline(always)]
+    fn store(self, x: Self::F32s, to: &mut [f32; LANES]) {
+        *to = pulp::cast(x);
+    }
+
+    #[inline(always)]
+    fn add(self, a: Self::F32s, b: Self::F32s) -> Self::F32s {
+        [self.neon.vaddq_f32(a[0], b[0]), self.neon.vaddq_f32(a[1], b[1])]
+    }
+
+    #[inline(always)]
+    fn mul(self, a: Self::F32s, b: Self::F32s) -> Self::F32s {
+        [self.neon.vmulq_f32(a[0], b[0]), self.neon.vmulq_f32(a[1], b[1])]
+    }
+
+    #[inline(always)]
+    fn sum(self, x: Self::F32s) -> f32 {
+        let four = self.neon.vaddq_f32(x[0], x[1]);
+        let two = self.neon.vadd_f32(self.neon.vget_low_f32(four), self.neon.vget_high_f32(four));
+        let two: [f32; 2] = pulp::cast(two);
+        two[0] + two[1]
     }
 }
 
