@@ -16,6 +16,12 @@ pub fn total() -> Option<u64> {
     field(&fs::read_to_string("/proc/meminfo").ok()?, "MemTotal:")
 }
 
+/// The most main memory that this program has had at a time, mapped files included; `None` where the system
+/// does not say.
+pub fn peak() -> Option<u64> {
+    field(&fs::read_to_string("/proc/self/status").ok()?, "VmHWM:")
+}
+
 fn available_of(meminfo: &str) -> Option<u64> {
     field(meminfo, "MemAvailable:")
 }

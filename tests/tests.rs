@@ -3,6 +3,7 @@
 mod bad_input;
 mod cli;
 mod golden;
+mod loading;
 mod program;
 mod quality;
 mod session;

@@ -9,7 +9,7 @@ use super::args::Verbosity;
 use crate::Result;
 use crate::engine::{Engine, EngineOptions};
 use crate::files::ModelFiles;
-use crate::memory::human;
+use crate::memory::{self, human};
 
 /// What takes no longer than this is done before anybody reads a bar.
 const PATIENCE: Duration = Duration::from_millis(500);
@@ -73,8 +73,9 @@ pub(super) fn load<B: Backend>(
     verbosity.detail(|| {
         let (plan, info) = (engine.plan(), engine.backend().info());
         let facts: String = info.facts.iter().map(|(name, fact)| format!(", {name} {fact}")).collect();
+        let peak = memory::peak().map_or(String::new(), |peak| format!(", peak memory {}", human(peak)));
         format!(
-            "backend {} on {}{facts}\nmodel {}: weights {}, head {}, context {}, {} in all, loaded in {:.2} s",
+            "backend {} on {}{facts}\nmodel {}: weights {}, head {}, context {}, {} in all, loaded in {:.2} s{peak}",
             B::NAME,
             info.name,
             files.path.display(),
