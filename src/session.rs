@@ -5,6 +5,7 @@ use std::ops::ControlFlow;
 use trine_backend::{Backend, Row};
 
 use crate::engine::Engine;
+use crate::model::Config;
 use crate::sample::Sampler;
 use crate::{Error, Result};
 
@@ -34,6 +35,24 @@ pub struct Session<B: Backend> {
     logits: Vec<f32>,
     /// Rows of the step that is being put together.
     rows: Vec<Row>,
+}
+
+/// Whether a prompt can be prefilled: also worth asking before a large model is loaded.
+///
+/// # Errors
+/// It is empty, or longer than the context.
+pub fn check_prompt(prompt: &[u32], context: usize, config: &Config) -> Result<()> {
+    if prompt.is_empty() {
+        return Err(Error::Usage("the prompt has no tokens".into()));
+    }
+    if prompt.len() > context {
+        return Err(Error::Request(format!(
+            "the prompt has {} tokens and the context {context}: shorten it or raise -c (the model has {} positions)",
+            prompt.len(),
+            config.context
+        )));
+    }
+    Ok(())
 }
 
 impl<B: Backend> Session<B> {
@@ -85,17 +104,7 @@ impl<B: Backend> Session<B> {
     /// The prompt is empty or longer than the context, or the device fails. Where `keep_going` said no,
     /// `None`: the steps done until then stay in the cache.
     pub fn prefill(&mut self, prompt: &[u32], mut keep_going: impl FnMut() -> bool) -> Result<Option<usize>> {
-        if prompt.is_empty() {
-            return Err(Error::Usage("the prompt has no tokens".into()));
-        }
-        if prompt.len() > self.context() {
-            return Err(Error::Request(format!(
-                "the prompt has {} tokens and the context {}: shorten it or raise -c (the model has {} positions)",
-                prompt.len(),
-                self.context(),
-                self.engine.config().context
-            )));
-        }
+        check_prompt(prompt, self.context(), self.engine.config())?;
         let common = self.tokens.iter().zip(prompt).take_while(|(a, b)| a == b).count();
         self.truncate(common);
         if self.tokens.len() == prompt.len() && !self.fresh {

@@ -14,7 +14,7 @@ use crate::files::ModelFiles;
 use crate::generation::{TextOptions, TextOutcome, default_sampling, generate};
 use crate::model::SamplingDefaults;
 use crate::sample::SamplerOptions;
-use crate::session::{End, Session};
+use crate::session::{End, Session, check_prompt};
 use crate::tokens::{ChatTemplate, Message, Special, Tokenizer};
 use crate::{Error, Result};
 
@@ -34,6 +34,9 @@ pub(super) fn run<B: Backend>(args: &RunArgs, device: &B::Options, verbosity: Ve
 
     let engine_options =
         EngineOptions { context: args.sizes.ctx_size, batch: args.sizes.batch_size, ..args.formats.engine() };
+    if let Some(ids) = &ids {
+        check_prompt(ids, engine_options.context_of(&files.config)?, &files.config)?;
+    }
     let mut session = Session::new(progress::load::<B>(device, &files, &engine_options, verbosity)?);
     verbosity.detail(|| describe(&options.sampling));
     interrupt::catch()?;
