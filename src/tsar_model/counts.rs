@@ -63,7 +63,8 @@ pub struct Counts {
     pub tgemvs: u64,
     /// Micro-ops that compute; loads and stores of T-SAR are requests, not micro-ops.
     pub micro_ops: u64,
-    traffic: [Traffic; Stream::ALL.len()],
+    /// By [`Stream`], in the order of [`Stream::ALL`].
+    pub(super) traffic: [Traffic; Stream::ALL.len()],
 }
 
 impl Counts {
