@@ -13,7 +13,8 @@
 //! Each number says where it comes from ([`Source`]):
 //! - *derived*: follows from the shapes and an engine's loops with no parameter to choose. TL-2's table requests,
 //!   Σ M·⌈K/3⌉ per token, and all of T-SAR's counts. The loops, and with them the counts, are reconstructed from the
-//!   paper's figures: that they are right shows in how near they come to what is published.
+//!   paper's figures, and how near they come to what is published tells how well. TL-2's bytes and micro-ops take the
+//!   sizes of its operands and the cost of a lookup for granted.
 //! - *fitted*: TL-2's requests for anything but tables, with a coefficient that was chosen so that the total for
 //!   BitNet-2B-4T is the published one. Each coefficient has one datum behind it and predicts nothing about others.
 //! - *published*: rests on a figure reported for T-SAR.
