@@ -19,5 +19,6 @@ pub mod sample;
 pub mod session;
 pub mod stop;
 pub mod tokens;
+pub mod tsar_model;
 
 pub use error::{Error, Result};

@@ -3,6 +3,7 @@
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
+use clap::builder::PossibleValuesParser;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use trine_backend::{Format, KvFormat};
 
@@ -10,6 +11,7 @@ use crate::Result;
 use crate::engine::{DEFAULT_BATCH, EngineOptions};
 use crate::files::ModelFiles;
 use crate::model::Formats;
+use crate::tsar_model::Shapes;
 
 /// Runs large language models on small machines.
 #[derive(Debug, Parser)]
@@ -44,6 +46,8 @@ pub(super) enum Command {
     Bench(BenchArgs),
     /// Measure how well a model predicts a text.
     Perplexity(PerplexityArgs),
+    /// Count what T-SAR's instructions would do in hardware, and compare.
+    TsarModel(TsarModelArgs),
     /// Print a completion script for a shell.
     Completions {
         /// The shell.
@@ -326,12 +330,12 @@ pub(super) struct BenchArgs {
     #[command(flatten)]
     pub(super) formats: FormatArgs,
     /// How the results are printed.
-    #[arg(short, long, value_enum, default_value_t = BenchOutput::Md)]
-    pub(super) output: BenchOutput,
+    #[arg(short, long, value_enum, default_value_t = TableOutput::Md)]
+    pub(super) output: TableOutput,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(super) enum BenchOutput {
+pub(super) enum TableOutput {
     /// A Markdown table.
     Md,
     /// Comma-separated values.
@@ -369,6 +373,32 @@ pub(super) enum PerplexityOutput {
     Text,
     /// A JSON object.
     Json,
+}
+
+/// `trine tsar-model`.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Nothing is run: a model's shapes are enough. TL-2 keeps its tables in memory; T-SAR AP and OP make \
+    theirs in registers.\nEach number is derived from the shapes, fitted to a published one, or published: T-SAR, \
+    arXiv 2511.13676."
+)]
+pub(super) struct TsarModelArgs {
+    /// Directory with the config.json of the model to count for.
+    #[arg(short, long, value_name = "DIR", conflicts_with = "shape")]
+    pub(super) model: Option<PathBuf>,
+    /// A known model to count for.
+    #[arg(long, value_name = "NAME", default_value = Shapes::DEFAULT,
+        value_parser = PossibleValuesParser::new(Shapes::names()))]
+    pub(super) shape: String,
+    /// Tokens of the prompt; 0 = no prefill.
+    #[arg(short = 'p', long, value_name = "N", default_value_t = 128)]
+    pub(super) n_prompt: u32,
+    /// Tokens to decode; 0 = no decode.
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 1)]
+    pub(super) n_gen: u32,
+    /// How the results are printed.
+    #[arg(short, long, value_enum, default_value_t = TableOutput::Md)]
+    pub(super) output: TableOutput,
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use trine_backend::{Backend, DeviceInfo};
 
 use super::Exit;
-use super::args::{BenchArgs, BenchOutput, Verbosity};
+use super::args::{BenchArgs, TableOutput, Verbosity};
 use super::info::kv_per_position;
 use super::output::{count, print, print_json};
 use super::progress::{self, Progress};
@@ -46,9 +46,9 @@ pub(super) fn run<B: Backend>(args: &BenchArgs, devices: &[B::Options], verbosit
         }
     }
     match args.output {
-        BenchOutput::Md => print(&markdown(&table))?,
-        BenchOutput::Csv => print(&csv(&table))?,
-        BenchOutput::Json => print_json(&table.iter().map(Line::json).collect())?,
+        TableOutput::Md => print(&markdown(&table))?,
+        TableOutput::Csv => print(&csv(&table))?,
+        TableOutput::Json => print_json(&table.iter().map(Line::json).collect())?,
     }
     Ok(Exit::Success)
 }
@@ -278,7 +278,7 @@ fn csv(table: &[Line]) -> String {
 }
 
 /// A value as RFC 4180 has it.
-fn csv_field(value: &Value) -> String {
+pub(super) fn csv_field(value: &Value) -> String {
     match value {
         Value::Null => String::new(),
         Value::String(text) if text.contains([',', '"', '\n', '\r']) => format!("\"{}\"", text.replace('"', "\"\"")),

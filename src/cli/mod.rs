@@ -14,6 +14,7 @@ mod pages;
 mod perplexity;
 mod progress;
 mod run;
+mod tsar_model;
 
 use std::ffi::OsString;
 use std::io::ErrorKind;
@@ -55,6 +56,7 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> Result<Exit> {
         Command::Doctor(args) => doctor::run::<Active>(&device(&args.device)?, backend::COMPILED, args.json),
         Command::Bench(args) => bench::run::<Active>(&args, &devices(&args.threads, &args.isa.isa)?, verbosity),
         Command::Perplexity(args) => perplexity::run::<Active>(&args, &device(&args.device)?, verbosity),
+        Command::TsarModel(args) => tsar_model::run(&args),
         Command::Completions { shell } => pages::completions(command(), shell),
         Command::Man { dir } => pages::manual(command(), dir.as_deref()),
     }
