@@ -322,12 +322,20 @@ fn perplexity_of_a_small_text() {
 }
 
 #[test]
+fn the_tsar_model_gives_the_published_share() {
+    let table = stdout(&["tsar-model", "-p", "128", "-n", "1"]);
+    assert!(table.contains("| 88.97 G |") && table.contains("| 87.58 (published) |"), "{table}");
+    let rows: Value = serde_json::from_str(&stdout(&["tsar-model", "-o", "json"])).unwrap();
+    assert!(rows.as_array().unwrap().iter().any(|row| row["source"] == "derived"), "{rows}");
+}
+
+#[test]
 fn completions_and_manual_are_made() {
     for shell in ["bash", "elvish", "fish", "powershell", "zsh"] {
         assert!(stdout(&["completions", shell]).contains("perplexity"), "{shell}");
     }
     let pages = stdout(&["man"]);
-    for subcommand in ["run", "info", "doctor", "bench", "perplexity", "completions", "man"] {
+    for subcommand in ["run", "info", "doctor", "bench", "perplexity", "tsar-model", "completions", "man"] {
         assert!(pages.contains(&format!(".TH trine-{subcommand} 1")), "{subcommand}: {pages}");
     }
     let dir = tempfile::tempdir().unwrap();
@@ -336,7 +344,7 @@ fn completions_and_manual_are_made() {
     let mut names: Vec<_> =
         std::fs::read_dir(&out).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
     names.sort();
-    assert_eq!(names.len(), 8, "{names:?}");
+    assert_eq!(names.len(), 9, "{names:?}");
     assert!(names.contains(&"trine.1".to_owned()) && names.contains(&"trine-run.1".to_owned()), "{names:?}");
     assert!(pages.contains(&std::fs::read_to_string(out.join("trine-run.1")).unwrap()));
 }

@@ -50,7 +50,8 @@ impl Plan {
     /// Adds up a model; reads only headers.
     ///
     /// # Errors
-    /// As [`format_of`].
+    /// A tensor is missing or no float where floats are needed, a format does not fit the weights, or the sizes
+    /// are beyond 64 bits.
     pub fn new<B: trine_backend::Backend>(
         config: &Config,
         checkpoint: &Checkpoint,

@@ -14,7 +14,7 @@ use crate::isa::Isa;
 use crate::pool::Pool;
 use aligned::Aligned;
 
-/// A matrix `[rows = outputs, columns = inputs]` as tiles of 8 rows (see [`layout`]).
+/// A matrix `[rows = outputs, columns = inputs]` as tiles of 8 rows (see `layout.rs`).
 #[derive(Debug)]
 pub struct Weight {
     rows: usize,
