@@ -31,9 +31,11 @@ pub enum Error {
 }
 
 impl Error {
-    /// An error in or with the file at `path`.
+    /// An error in or with the file at `path`. Line breaks and other control characters, which names and values
+    /// quoted from a file may hold, become spaces.
     pub fn file(path: impl AsRef<Path>, problem: impl std::fmt::Display) -> Self {
-        Error::File { file: path.as_ref().display().to_string(), problem: problem.to_string() }
+        let one_line = |text: String| text.replace(char::is_control, " ");
+        Error::File { file: one_line(path.as_ref().display().to_string()), problem: one_line(problem.to_string()) }
     }
 
     /// The exit status of a program that ends with this error: 2 for usage, 1 for the rest.
@@ -42,5 +44,16 @@ impl Error {
             Error::Usage(_) => 2,
             _ => 1,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_file_says_stays_on_one_line() {
+        let error = Error::file("a\nb", "unknown variant `F32\r\n\u{1b}[31m`");
+        assert_eq!(error.to_string(), "a b: unknown variant `F32   [31m`");
     }
 }

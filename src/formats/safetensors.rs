@@ -405,6 +405,13 @@ mod tests {
     }
 
     #[test]
+    fn a_line_break_in_the_header_is_none_in_the_error() {
+        let header = br#"{"a":{"dtype":"F32\n!","shape":[0],"data_offsets":[0,0]}}"#;
+        let line = parse([&(header.len() as u64).to_le_bytes(), &header[..]].concat()).unwrap_err().to_string();
+        assert!(line.contains("not valid JSON for safetensors") && !line.contains('\n'), "{line}");
+    }
+
+    #[test]
     fn other_kinds_of_files_are_named() {
         let gguf = problem(b"GGUF\x03\0\0\0\0\0\0\0".to_vec());
         assert!(gguf.starts_with("a GGUF file") && gguf.ends_with("give a Hugging Face directory with safetensors"));
