@@ -44,6 +44,14 @@ pub(crate) fn head_norm(pool: &Pool, isa: Isa, qkv: &mut [f32], heads: Heads, qu
     });
 }
 
+#[inline(always)]
+fn norm_row(out: &mut [f32], x: &[f32], weight: &[f32], eps: f32) {
+    let scale = scale_of(x, eps);
+    for ((out, &x), &weight) in out.iter_mut().zip(x).zip(weight) {
+        *out = x * scale * weight;
+    }
+}
+
 struct NormRows<'a> {
     out: &'a mut [f32],
     x: &'a [f32],
@@ -58,10 +66,7 @@ impl NullaryFnOnce for NormRows<'_> {
     fn call(self) {
         let columns = self.weight.len();
         for (out, x) in self.out.chunks_exact_mut(columns).zip(self.x.chunks_exact(columns)) {
-            let scale = scale_of(x, self.eps);
-            for ((out, &x), &weight) in out.iter_mut().zip(x).zip(self.weight) {
-                *out = x * scale * weight;
-            }
+            norm_row(out, x, self.weight, self.eps);
         }
     }
 }
@@ -83,10 +88,7 @@ impl NullaryFnOnce for AddNormRows<'_> {
         let rows = self.out.chunks_exact_mut(columns).zip(self.x.chunks_exact_mut(columns));
         for ((out, x), y) in rows.zip(self.y.chunks_exact(columns)) {
             x.iter_mut().zip(y).for_each(|(x, y)| *x += y);
-            let scale = scale_of(x, self.eps);
-            for ((out, &x), &weight) in out.iter_mut().zip(&*x).zip(self.weight) {
-                *out = x * scale * weight;
-            }
+            norm_row(out, x, self.weight, self.eps);
         }
     }
 }
