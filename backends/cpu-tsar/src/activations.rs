@@ -4,7 +4,7 @@ use trine_backend::activation::{self, BLOCK};
 use trine_backend::{Activation, Error, Result};
 
 use crate::isa::Isa;
-use crate::kernels;
+use crate::kernels::{self, Room};
 use crate::pool::{DisjointMut, Pool, chunk};
 
 /// 32 codes of i8, four to a dword, the first in memory first: what a kernel broadcasts.
@@ -24,6 +24,8 @@ pub(crate) struct Scratch {
     sums: Vec<i32>,
     /// `[rows]`: sums of the codes.
     totals: Vec<i32>,
+    /// For each worker, what a product of many tokens works in.
+    rooms: Vec<Room>,
 }
 
 impl Scratch {
@@ -42,7 +44,7 @@ impl Scratch {
     }
 
     /// Quantises `x` `[rows, columns]` as `activation` says; under [`Activation::Float`] the tokens have
-    /// their floats alone.
+    /// their floats alone. Beside the tokens come the workers' rooms.
     ///
     /// # Panics
     /// If the rows were not reserved and there is no memory for them now.
@@ -53,10 +55,11 @@ impl Scratch {
         activation: Activation,
         x: &'a [f32],
         columns: usize,
-    ) -> Tokens<'a> {
+    ) -> (Tokens<'a>, &'a mut Vec<Room>) {
         let (rows, blocks) = (x.len() / columns, columns.div_ceil(BLOCK));
         if activation == Activation::Float {
-            return Tokens { x, columns, blocks, codes: &[], scales: &[], sums: &[], totals: &[] };
+            let none = Tokens { x, columns, blocks, codes: &[], scales: &[], sums: &[], totals: &[] };
+            return (none, &mut self.rooms);
         }
         self.reserve(rows, columns).expect("the activations were reserved at load");
         let quantize = kernels::quantize(isa);
@@ -84,7 +87,8 @@ impl Scratch {
             work(1, 0);
         }
         let (codes, scales) = (&self.codes[..rows * blocks], &self.scales[..rows * blocks]);
-        Tokens { x, columns, blocks, codes, scales, sums: &self.sums[..rows * blocks], totals: &self.totals[..rows] }
+        let (sums, totals) = (&self.sums[..rows * blocks], &self.totals[..rows]);
+        (Tokens { x, columns, blocks, codes, scales, sums, totals }, &mut self.rooms)
     }
 }
 
