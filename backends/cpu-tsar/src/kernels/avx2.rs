@@ -107,9 +107,9 @@ pub(super) static KERNELS: [KernelInfo; 15] = [
     kernel!("avx2-ternary-2x1", Ternary, 2 x 1, 9.1, ternary::decode::<2>,
         "one shift for four codes; two tiles share the broadcasts; prefetches the next two"),
     kernel!("avx2-ternary-1x1", Ternary, 1 x 1, 11.0, ternary::decode::<1>, "an odd last tile"),
-    kernel!("avx2-int4-2x2", Int4, 2 x 2, 17.0, int4::product::<2, 2>,
-        "4 int32 and 4 float sums in registers; codes unpacked once for 2 tokens, broadcasts shared by 16 rows"),
-    kernel!("avx2-int4-1x2", Int4, 1 x 2, 18.0, int4::product::<1, 2>, "an odd last tile"),
+    kernel!("avx2-int4-2x4", Int4, 2 x 4, 12.0, int4::product::<2, 4>,
+        "codes unpacked once for 4 tokens, broadcasts shared by 16 rows; 8 int16 sums in registers, the float sums in L1"),
+    kernel!("avx2-int4-1x4", Int4, 1 x 4, 13.0, int4::product::<1, 4>, "an odd last tile"),
     kernel!("avx2-int4-2x1", Int4, 2 x 1, 20.0, int4::product::<2, 1>,
         "two tiles share the broadcasts and hide each other's latency; prefetches the next two"),
     kernel!("avx2-int4-1x1", Int4, 1 x 1, 22.0, int4::product::<1, 1>, "an odd last tile"),
@@ -138,17 +138,19 @@ struct Activations<'a, const T: usize> {
     codes: [&'a [CodeBlock]; T],
     scales: [&'a [f32]; T],
     sums: [&'a [i32]; T],
+    centres: [&'a [i32]; T],
 }
 
 #[inline(always)]
 fn activations<'a, const T: usize>(job: &Job<'a>) -> Activations<'a, T> {
-    let mut all = Activations { codes: [&[]; T], scales: [&[]; T], sums: [&[]; T] };
+    let mut all = Activations { codes: [&[]; T], scales: [&[]; T], sums: [&[]; T], centres: [&[]; T] };
     let blocks = job.layout.blocks;
     for t in 0..T {
         let token = job.tokens.token(t);
         all.codes[t] = &token.codes[..blocks];
         all.scales[t] = &token.scales[..blocks];
         all.sums[t] = &token.sums[..blocks];
+        all.centres[t] = &token.centres[..blocks];
     }
     all
 }
