@@ -17,6 +17,7 @@ mod blocks;
 #[cfg(any(target_arch = "aarch64", test))]
 mod neon;
 mod plain;
+mod vnni;
 
 use trine_backend::{Activation, Format};
 
@@ -104,7 +105,7 @@ impl Default for Room {
 }
 
 /// Most tiles times tokens of a job.
-pub(crate) const MAX_OUTPUTS: usize = 8;
+pub(crate) const MAX_OUTPUTS: usize = 16;
 
 /// A micro-kernel and what it is for.
 #[derive(Clone, Copy, Debug)]
@@ -180,9 +181,16 @@ impl From<Format> for Family {
 /// token. A job takes the first that is not too large for it.
 pub(crate) fn kernels(isa: Isa, family: Family) -> &'static [KernelInfo] {
     let all: &[KernelInfo] = match isa {
+        // Dense products have no use for it.
+        #[cfg(all(target_arch = "x86_64", test))]
+        Isa::Avx512 | Isa::AvxVnni if family != Family::Dense && !isa.is_available() => &vnni::emulated::KERNELS,
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512 if family != Family::Dense => &vnni::AVX512,
+        #[cfg(target_arch = "x86_64")]
+        Isa::AvxVnni if family != Family::Dense => &vnni::AVX,
         #[cfg(target_arch = "x86_64")]
         // Where a hypervisor hides F16C the plain kernels give the same bits.
-        Isa::Avx2 if avx2::Simd::is_available() => &avx2::KERNELS,
+        Isa::Avx2 | Isa::AvxVnni | Isa::Avx512 if avx2::Simd::is_available() => &avx2::KERNELS,
         #[cfg(any(target_arch = "aarch64", test))]
         Isa::Neon => &neon::KERNELS,
         _ => &plain::KERNELS,
@@ -192,6 +200,16 @@ pub(crate) fn kernels(isa: Isa, family: Family) -> &'static [KernelInfo] {
     &all[start..start + len]
 }
 
+/// Whether this CPU has what the kernels of an x86 instruction set beyond AVX2 use.
+#[cfg(target_arch = "x86_64")]
+pub(crate) fn has_vnni(isa: Isa) -> bool {
+    match isa {
+        Isa::AvxVnni => vnni::has_avx(),
+        Isa::Avx512 => vnni::has_avx512(),
+        _ => false,
+    }
+}
+
 /// Quantises one token: what [`quantize_plain`] does.
 type Quantize = fn(&[f32], Activation, &mut [CodeBlock], &mut [f32], &mut [i32]);
 
@@ -199,7 +217,7 @@ type Quantize = fn(&[f32], Activation, &mut [CodeBlock], &mut [f32], &mut [i32])
 pub(crate) fn quantize(isa: Isa) -> Quantize {
     match isa {
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx2 if avx2::Simd::is_available() => avx2::quantize,
+        Isa::Avx2 | Isa::AvxVnni | Isa::Avx512 if avx2::Simd::is_available() => avx2::quantize,
         _ => quantize_plain,
     }
 }

@@ -25,7 +25,7 @@ const PARTS: usize = 4;
 const LEAST_SWEEP: usize = 64;
 
 /// Tiles that a thread's share is a multiple of: what the kernels take at once.
-const SHARE: usize = 2;
+const SHARE: usize = 4;
 
 /// `out = W · x` for each of `rows` tokens: `x` is `[rows, columns of W]`, `out` is `[rows, rows of W]`.
 /// The outputs do not depend on the number of threads, nor a token's on the other tokens.
