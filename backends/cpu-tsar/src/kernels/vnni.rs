@@ -41,10 +41,11 @@ pub(super) trait Lanes: Copy {
     fn splat(self, x: i32) -> Self::Int;
     fn and(self, a: Self::Int, b: Self::Int) -> Self::Int;
     fn xor(self, a: Self::Int, b: Self::Int) -> Self::Int;
+    fn add(self, a: Self::Int, b: Self::Int) -> Self::Int;
     fn sub(self, a: Self::Int, b: Self::Int) -> Self::Int;
     /// Lane by lane, the lower 32 bits.
     fn mul(self, a: Self::Int, b: Self::Int) -> Self::Int;
-    /// Shifts lanes right by 0 to 31 bits.
+    /// Shifts lanes right by 0, 2, 4 or 6 bits.
     fn shift<const BITS: u32>(self, a: Self::Int) -> Self::Int;
     /// `sum + Σ code · activation` over the four bytes of a lane: unsigned codes, signed activations.
     fn dot(self, sum: Self::Int, codes: Self::Int, activations: Self::Int) -> Self::Int;
@@ -126,14 +127,15 @@ fn put<L: Lanes, const R: usize, const T: usize>(lanes: L, sums: &[[L::Float; T]
     }
 }
 
-/// Ternary: codes t + 1 in 2 bits.
+/// Ternary: codes t + 1 in 2 bits. An instruction's sum takes five cycles to be there for the next: with one token the
+/// four codes of a byte have a sum each, with several tokens there are sums enough.
 #[inline(always)]
 pub(super) fn ternary<L: Lanes, const R: usize, const T: usize>(lanes: L, job: &Job<'_>, out: &mut [Outputs]) {
     let (tiles, tokens) = (Tiles::<R>::of::<L>(job), tokens::<T>(job));
-    let mut sums = [[lanes.splat(0); T]; R];
+    let mut sums = [[[lanes.splat(0); 4]; T]; R];
     for t in 0..T {
         for r in 0..R {
-            sums[r][t] = lanes.splat(-tokens[t].total);
+            sums[r][t][0] = lanes.splat(-tokens[t].total);
         }
     }
     for block in 0..job.layout.blocks {
@@ -157,7 +159,9 @@ pub(super) fn ternary<L: Lanes, const R: usize, const T: usize>(lanes: L, job: &
         let scales = lanes.floats(tiles.get::<L>(r), 0);
         for t in 0..T {
             let scale = lanes.mul_float(scales, lanes.splat_float(tokens[t].scales[0]));
-            scaled[r][t] = lanes.mul_float(lanes.to_float(sums[r][t]), scale);
+            let [a, b, c, d] = sums[r][t];
+            let sum = if T == 1 { lanes.add(lanes.add(a, b), lanes.add(c, d)) } else { a };
+            scaled[r][t] = lanes.mul_float(lanes.to_float(sum), scale);
         }
     }
     put(lanes, &scaled, out);
@@ -171,8 +175,9 @@ fn field<L: Lanes, const SHIFT: u32, const R: usize, const T: usize>(
     tokens: &[Token<'_>; T],
     block: usize,
     dword: usize,
-    sums: &mut [[L::Int; T]; R],
+    sums: &mut [[[L::Int; 4]; T]; R],
 ) {
+    let chain = if T == 1 { SHIFT as usize / 2 } else { 0 };
     let mut fields = *codes;
     for r in 0..R {
         fields[r] = lanes.and(lanes.shift::<SHIFT>(codes[r]), lanes.splat(0x0303_0303));
@@ -180,7 +185,7 @@ fn field<L: Lanes, const SHIFT: u32, const R: usize, const T: usize>(
     for t in 0..T {
         let activations = lanes.splat(tokens[t].codes[block][dword]);
         for r in 0..R {
-            sums[r][t] = lanes.dot(sums[r][t], fields[r], activations);
+            sums[r][t][chain] = lanes.dot(sums[r][t][chain], fields[r], activations);
         }
     }
 }

@@ -54,6 +54,12 @@ impl Lanes for Avx {
     }
 
     #[inline(always)]
+    fn add(self, a: __m256i, b: __m256i) -> __m256i {
+        // SAFETY: as above.
+        unsafe { _mm256_add_epi32(a, b) }
+    }
+
+    #[inline(always)]
     fn sub(self, a: __m256i, b: __m256i) -> __m256i {
         // SAFETY: as above.
         unsafe { _mm256_sub_epi32(a, b) }
@@ -68,7 +74,15 @@ impl Lanes for Avx {
     #[inline(always)]
     fn shift<const BITS: u32>(self, a: __m256i) -> __m256i {
         // SAFETY: as above.
-        unsafe { _mm256_srl_epi32(a, _mm_cvtsi32_si128(BITS as i32)) }
+        unsafe {
+            match BITS {
+                0 => a,
+                2 => _mm256_srli_epi32::<2>(a),
+                4 => _mm256_srli_epi32::<4>(a),
+                6 => _mm256_srli_epi32::<6>(a),
+                _ => unreachable!("no kernel shifts by {BITS} bits"),
+            }
+        }
     }
 
     #[inline(always)]

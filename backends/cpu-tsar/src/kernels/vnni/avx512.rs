@@ -62,6 +62,12 @@ impl<const N: usize> Lanes for Avx512<N> {
     }
 
     #[inline(always)]
+    fn add(self, a: __m512i, b: __m512i) -> __m512i {
+        // SAFETY: as above.
+        unsafe { _mm512_add_epi32(a, b) }
+    }
+
+    #[inline(always)]
     fn sub(self, a: __m512i, b: __m512i) -> __m512i {
         // SAFETY: as above.
         unsafe { _mm512_sub_epi32(a, b) }

@@ -31,6 +31,9 @@ impl<const N: usize> Lanes for Emulated<N> {
     fn xor(self, a: Self::Int, b: Self::Int) -> Self::Int {
         zip(a, b, |a, b| a ^ b)
     }
+    fn add(self, a: Self::Int, b: Self::Int) -> Self::Int {
+        zip(a, b, |a, b| a + b)
+    }
     fn sub(self, a: Self::Int, b: Self::Int) -> Self::Int {
         zip(a, b, |a, b| a - b)
     }
