@@ -4,10 +4,12 @@ use std::collections::BTreeMap;
 use std::path::{Component, Path, PathBuf};
 
 use serde::Deserialize;
+use trine_backend::Format;
 
 use super::mapped::Mapped;
+use super::part::{self, BitnetPart, DensePart, Part, PartInfo, Quantization};
 use super::safetensors::SafetensorsFile;
-use super::tensor::Tensor;
+use super::tensor::{Tensor, check_finite};
 use super::unique::Entries;
 use super::{kind, quoted};
 use crate::{Error, Result};
@@ -145,6 +147,63 @@ impl Checkpoint {
     /// The bytes of all tensors together.
     pub fn total_bytes(&self) -> u64 {
         self.files.iter().flat_map(SafetensorsFile::tensors).map(|tensor| tensor.bytes().len() as u64).sum()
+    }
+
+    /// What the header says about the matrix called `name` (its tensors' name without `.weight` and the like), which is
+    /// stored as `quantization` says.
+    ///
+    /// # Errors
+    /// It is missing, or of a type that is not read.
+    pub fn part_info(&self, name: &str, quantization: Quantization) -> Result<PartInfo> {
+        let tensor = self.tensor(&format!("{name}.weight"))?;
+        let format = match quantization {
+            Quantization::None => part::dense_format(&tensor)?,
+            Quantization::Bitnet { .. } => Format::Ternary,
+        };
+        Ok(PartInfo { tensor: tensor.name().to_owned(), format, stored: tensor.dtype().to_string(), exact: true })
+    }
+
+    /// Opens the matrix called `name`, which must have `shape`, rows and columns, for reading. May read all of it once.
+    ///
+    /// # Errors
+    /// It is missing, has another shape, or is not what `quantization` says.
+    pub fn part(&self, name: &str, shape: [usize; 2], quantization: Quantization) -> Result<Box<dyn Part + '_>> {
+        let tensor = self.tensor(&format!("{name}.weight"))?;
+        Ok(match quantization {
+            Quantization::None => Box::new(DensePart::new(tensor.expect_shape(&shape)?)?),
+            Quantization::Bitnet { online: true, .. } => Box::new(BitnetPart::online(tensor.expect_shape(&shape)?)?),
+            Quantization::Bitnet { divide, .. } => {
+                let scale = self.tensor(&format!("{name}.weight_scale"))?;
+                Box::new(BitnetPart::packed(tensor, &scale, divide, shape)?)
+            }
+        })
+    }
+
+    /// The values of the vector called `name`, `length` of them and all finite.
+    ///
+    /// # Errors
+    /// It is missing, has another shape, is no vector of floats, or holds NaN or infinity.
+    pub fn vector(&self, name: &str, length: usize) -> Result<Vec<f32>> {
+        let tensor = self.tensor_of_shape(name, &[length])?;
+        let values = tensor.to_f32()?;
+        check_finite(&values, &tensor, 0)?;
+        Ok(values)
+    }
+
+    /// An error about the tensor called `name`.
+    pub fn error(&self, name: &str, problem: impl std::fmt::Display) -> Error {
+        match self.tensor(name) {
+            Ok(tensor) => tensor.error(problem),
+            Err(missing) => missing,
+        }
+    }
+
+    /// Every tensor's name, type in the file's words, and bytes, sorted by name.
+    pub fn stored(&self) -> impl Iterator<Item = (&str, String, u64)> {
+        self.names().filter_map(|name| {
+            let tensor = self.tensor(name).ok()?;
+            Some((name, tensor.dtype().to_string(), tensor.bytes().len() as u64))
+        })
     }
 
     /// Tells the system that the tensor's pages are not needed for now; see [`Mapped::release`].

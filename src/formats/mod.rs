@@ -7,6 +7,7 @@
 pub mod bitnet;
 pub mod checkpoint;
 pub mod mapped;
+pub mod part;
 pub mod safetensors;
 pub mod tensor;
 
@@ -19,6 +20,7 @@ pub(crate) mod test_files;
 pub use bitnet::{OnlineTernary, PackedTernary};
 pub use checkpoint::Checkpoint;
 pub use mapped::Mapped;
+pub use part::{Part, PartInfo, Quantization};
 pub use tensor::{Dtype, Tensor, check_finite};
 
 /// A name out of a file, fit for an error line: quoted, control characters escaped, cut if absurdly long.

@@ -2,28 +2,9 @@
 
 use super::fields::{Fields, list};
 use crate::Result;
-
-/// How the linear layers' weights are stored. Embeddings, norms and the output head are floats in any case.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Quantization {
-    /// Floats.
-    None,
-    /// BitNet b1.58, see [`crate::formats::bitnet`].
-    Bitnet {
-        /// Products are divided by `weight_scale` (`linear_class: bitlinear`), not multiplied.
-        divide: bool,
-        /// The weights are floats that are made ternary on loading (`quantization_mode: online`); there is no
-        /// `weight_scale`.
-        online: bool,
-    },
-}
+pub use crate::formats::Quantization;
 
 impl Quantization {
-    /// Whether the linear layers are ternary.
-    pub fn is_ternary(&self) -> bool {
-        matches!(self, Quantization::Bitnet { .. })
-    }
-
     pub(super) fn read(config: &Fields<'_>) -> Result<Self> {
         let Some(fields) = config.object("quantization_config")? else { return Ok(Quantization::None) };
         let method = fields.required("quant_method", fields.text("quant_method")?)?;

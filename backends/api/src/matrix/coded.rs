@@ -143,18 +143,20 @@ fn int4_rows<E: From<Error> + Send>(
         }
         ZeroKind::Point => {
             let mut points = vec![0u8; rows * groups];
-            each.zip(points.par_chunks_mut(groups)).enumerate().try_for_each_init(
-                scratch,
-                |raw, (row, ((codes, scales), points))| write(raw, row, codes, scales, ZeroRow::Point(points)),
-            )?;
+            each.zip(points.par_chunks_mut(groups))
+                .enumerate()
+                .try_for_each_init(scratch, |raw, (row, ((codes, scales), points))| {
+                    write(raw, row, codes, scales, ZeroRow::Point(points))
+                })?;
             Zero::Point(points.into())
         }
         ZeroKind::Min => {
             let mut minima = vec![f16::ZERO; rows * groups];
-            each.zip(minima.par_chunks_mut(groups)).enumerate().try_for_each_init(
-                scratch,
-                |raw, (row, ((codes, scales), minima))| write(raw, row, codes, scales, ZeroRow::Min(minima)),
-            )?;
+            each.zip(minima.par_chunks_mut(groups))
+                .enumerate()
+                .try_for_each_init(scratch, |raw, (row, ((codes, scales), minima))| {
+                    write(raw, row, codes, scales, ZeroRow::Min(minima))
+                })?;
             Zero::Min(minima.into())
         }
     };
@@ -430,9 +432,8 @@ mod tests {
             assert!(HostMatrix::coded(rows, columns, int4, fill).is_err());
         }
         assert!(HostMatrix::coded(1, 1, Format::Bf16, fill).is_err());
-        let carried = HostMatrix::coded(4, 8, int4, |row, _| {
-            if row == 3 { Err(Error::Device("row 3".into())) } else { Ok(()) }
-        });
+        let carried =
+            HostMatrix::coded(4, 8, int4, |row, _| if row == 3 { Err(Error::Device("row 3".into())) } else { Ok(()) });
         assert_eq!(carried, Err(Error::Device("row 3".into())));
     }
 
