@@ -1,4 +1,6 @@
-//! The files of a model: a Hugging Face directory, or the demo model that is compiled into the program.
+//! The files of a model: a Hugging Face directory, a GGUF file, or the demo model that is compiled into the program.
+
+mod gguf;
 
 use std::path::{Path, PathBuf};
 
@@ -9,7 +11,7 @@ use crate::{Error, Result};
 
 /// A model's weights, configuration and tokens, read but not yet on a device.
 pub struct ModelFiles {
-    /// The directory, or the demo model's name.
+    /// The directory or file, or the demo model's name.
     pub path: PathBuf,
     /// Shapes and constants.
     pub config: Config,
@@ -53,13 +55,16 @@ impl ModelFiles {
         })
     }
 
-    /// Opens a Hugging Face directory.
+    /// Opens a Hugging Face directory, or one GGUF file.
     ///
     /// # Errors
-    /// It is missing, or is no such directory (says what it is), or one of its files is damaged or describes
-    /// something unsupported.
-    pub fn open(dir: impl AsRef<Path>) -> Result<Self> {
-        let dir = dir.as_ref();
+    /// It is missing, or is neither (says what it is), or one of its files is damaged or describes something
+    /// unsupported.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self> {
+        let dir = path.as_ref();
+        if crate::formats::gguf::is_gguf(dir) {
+            return gguf::open(dir);
+        }
         // The weights first: they know best what a path really is (GGUF, PyTorch, nothing at all).
         let checkpoint = Checkpoint::open(dir)?;
         let config = Config::load(dir)?;

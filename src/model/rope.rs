@@ -35,6 +35,7 @@ fn frequencies(config: &Config) -> Vec<f64> {
 fn scale(pair: usize, frequency: f64, dim: usize, base: f64, scaling: &RopeScaling) -> f64 {
     match *scaling {
         RopeScaling::None => frequency,
+        RopeScaling::Factors { ref divisors } => frequency / f64::from(divisors[pair]),
         RopeScaling::Linear { factor } => frequency / factor,
         RopeScaling::Llama3 { factor, low, high, original_context } => {
             let turns = original_context as f64 * frequency / TAU;
