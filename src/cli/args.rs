@@ -64,8 +64,9 @@ pub(super) enum Command {
 /// Which model.
 #[derive(Clone, Debug, Args)]
 pub(super) struct ModelArgs {
-    /// Hugging Face directory (config.json, *.safetensors, tokenizer.json); without it the demo model in this program.
-    #[arg(short, long, value_name = "DIR", env = "TRINE_MODEL", hide_env_values = true)]
+    /// Hugging Face directory (config.json, *.safetensors, tokenizer.json) or GGUF file; without it the demo model in this
+    /// program.
+    #[arg(short, long, value_name = "PATH", env = "TRINE_MODEL", hide_env_values = true)]
     pub(super) model: Option<PathBuf>,
 }
 
