@@ -1,0 +1,238 @@
+//! Hugging Face's INT4 checkpoints: AWQ and GPTQ, whose codes lie eight to a 32-bit word.
+//!
+//! Both keep a matrix transposed, `[inputs, outputs]`, with an f16 scale and a 4-bit zero point for each group of inputs:
+//! `w = s · (u - z)`. The layouts are those of AutoAWQ's "GEMM" version (the eight outputs of a word in the order 0, 2, 4,
+//! 6, 1, 3, 5, 7 from the lowest nibble) and of AutoGPTQ (eight inputs in a word, in order; zero points stored less one
+//! except in `gptq_v2`; `g_idx` gives each input's group).
+
+use half::f16;
+use trine_backend::{CodedRow, Format, Group, ZeroKind, ZeroRow};
+
+use super::checkpoint::Checkpoint;
+use super::part::Part;
+use super::tensor::{Dtype, Tensor};
+use crate::{Error, Result};
+
+/// Codes in a word.
+const CODES: usize = 8;
+
+/// Whose layout it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Packing {
+    /// AutoAWQ's GEMM.
+    Awq,
+    /// AutoGPTQ's.
+    Gptq {
+        /// Zero points are stored less one, as before `gptq_v2`.
+        less_one: bool,
+    },
+}
+
+/// How wide the groups are: `None` is one for the whole row.
+pub type GroupSize = Option<usize>;
+
+/// Whether groups of `size` inputs can be kept: ours are smaller or as large, and divide them.
+pub fn is_group_size(size: usize) -> bool {
+    size > 0 && size.is_multiple_of(32)
+}
+
+/// Our group that holds theirs, whose scales may repeat.
+fn group(size: GroupSize) -> Group {
+    match size {
+        None => Group::Row,
+        Some(size) if size.is_multiple_of(128) => Group::G128,
+        Some(size) if size.is_multiple_of(64) => Group::G64,
+        Some(_) => Group::G32,
+    }
+}
+
+/// A matrix of words, open for reading.
+pub(super) struct WordsPart<'a> {
+    packing: Packing,
+    words: Tensor<'a>,
+    zeros: Tensor<'a>,
+    scales: Tensor<'a>,
+    outputs: usize,
+    /// Each input's group.
+    groups: Vec<usize>,
+    format: Format,
+}
+
+impl<'a> WordsPart<'a> {
+    /// Opens the matrix called `name`, which must have `shape`, outputs and inputs.
+    ///
+    /// # Errors
+    /// A tensor is missing or has another shape or dtype.
+    pub(super) fn new(
+        checkpoint: &'a Checkpoint,
+        name: &str,
+        [outputs, inputs]: [usize; 2],
+        packing: Packing,
+        size: GroupSize,
+    ) -> Result<Self> {
+        let tensor = |tail: &str, shape: &[usize], wanted: &[Dtype]| -> Result<Tensor<'a>> {
+            let tensor = checkpoint.tensor_of_shape(&format!("{name}.{tail}"), shape)?;
+            match wanted.contains(&tensor.dtype()) {
+                true => Ok(tensor),
+                false => Err(tensor.error(format_args!("dtype {} where {} is needed", tensor.dtype(), wanted[0]))),
+            }
+        };
+        let words_name = format!("{name}.qweight");
+        if outputs % CODES != 0 || (packing != Packing::Awq && inputs % CODES != 0) {
+            return Err(checkpoint.error(&words_name, format_args!("{outputs} x {inputs} is not packed by eight")));
+        }
+        let width = size.unwrap_or(inputs);
+        let count = inputs.div_ceil(width);
+        let shape = match packing {
+            Packing::Awq => [inputs, outputs / CODES],
+            Packing::Gptq { .. } => [inputs / CODES, outputs],
+        };
+        let words = tensor("qweight", &shape, &[Dtype::I32, Dtype::U32])?;
+        let zeros = tensor("qzeros", &[count, outputs / CODES], &[Dtype::I32, Dtype::U32])?;
+        let scales = tensor("scales", &[count, outputs], &[Dtype::F16, Dtype::BF16, Dtype::F32])?;
+        let groups = match packing {
+            Packing::Gptq { .. } if checkpoint.contains(&format!("{name}.g_idx")) => {
+                let index = tensor("g_idx", &[inputs], &[Dtype::I32])?;
+                let groups: Vec<usize> = (0..inputs).map(|input| word(&index, input) as usize).collect();
+                if let Some(input) = groups.iter().position(|&group| group >= count) {
+                    return Err(index.error(format_args!("input {input} is in group {} of {count}", groups[input])));
+                }
+                groups
+            }
+            _ => (0..inputs).map(|input| input / width).collect(),
+        };
+        let in_order = groups.iter().enumerate().all(|(input, &group)| group == input / width);
+        // Inputs that were sorted for quantising (desc_act) leave no two neighbours in one group: no group of ours fits.
+        let format = match in_order {
+            true => Format::Int4 { group: group(size), zero: ZeroKind::Point },
+            false => Format::Int8 { group: Group::G32 },
+        };
+        Ok(WordsPart { packing, words, zeros, scales, outputs, groups, format })
+    }
+
+    /// Whether the codes are kept as they are.
+    pub(super) fn is_exact(&self) -> bool {
+        matches!(self.format, Format::Int4 { .. })
+    }
+
+    fn code(&self, output: usize, input: usize) -> u8 {
+        match self.packing {
+            Packing::Awq => awq_nibble(&self.words, input * (self.outputs / CODES), output),
+            Packing::Gptq { .. } => {
+                nibble(word(&self.words, input / CODES * self.outputs + output), input % CODES)
+            }
+        }
+    }
+
+    fn zero(&self, output: usize, group: usize) -> u8 {
+        let first = group * (self.outputs / CODES);
+        match self.packing {
+            Packing::Awq => awq_nibble(&self.zeros, first, output),
+            Packing::Gptq { less_one } => {
+                nibble(word(&self.zeros, first + output / CODES), output % CODES) + u8::from(less_one)
+            }
+        }
+    }
+
+    /// Zero point and scale of every group of an output.
+    fn grid(&self, output: usize) -> Result<Vec<(u8, f16)>> {
+        let count = self.scales.shape()[0];
+        let scale = |group: usize| {
+            let scale = scale(&self.scales, group * self.outputs + output);
+            match scale.is_finite() {
+                true => Ok(scale),
+                false => {
+                    let problem = format_args!("{scale} at group {group}, output {output}: the file is damaged");
+                    Err(self.scales.error(problem))
+                }
+            }
+        };
+        (0..count).map(|group| Ok((self.zero(output, group), scale(group)?))).collect()
+    }
+
+    fn check_row(&self, row: usize) -> Result<()> {
+        if row < self.outputs {
+            return Ok(());
+        }
+        Err(self.words.error(format_args!("row {row} of {}", self.outputs)))
+    }
+}
+
+impl Part for WordsPart<'_> {
+    fn format(&self) -> Format {
+        self.format
+    }
+
+    fn codes(&self, row: usize, out: CodedRow<'_>) -> Result<()> {
+        self.check_row(row)?;
+        let inputs = self.groups.len();
+        match (self.format, out) {
+            (Format::Int4 { group, .. }, CodedRow::Int4 { codes, scales, zero: ZeroRow::Point(points) }) => {
+                codes.iter_mut().enumerate().for_each(|(input, code)| *code = self.code(row, input));
+                let grid = self.grid(row)?;
+                let width = group.columns(inputs);
+                for (index, (scale, point)) in scales.iter_mut().zip(points).enumerate() {
+                    (*point, *scale) = grid[self.groups[index * width]];
+                }
+                Ok(())
+            }
+            (Format::Int8 { group }, out) => {
+                let mut values = vec![0.0; inputs];
+                self.floats(row, &mut values)?;
+                out.quantize(group, &values).map_err(|problem| self.words.error(problem))
+            }
+            _ => Err(self.words.error("int4 codes where others are asked for")),
+        }
+    }
+
+    fn floats(&self, row: usize, out: &mut [f32]) -> Result<()> {
+        self.check_row(row)?;
+        let grid = self.grid(row)?;
+        for (input, (out, &group)) in out.iter_mut().zip(&self.groups).enumerate() {
+            let (zero, scale) = grid[group];
+            *out = scale.to_f32() * (f32::from(self.code(row, input)) - f32::from(zero));
+        }
+        Ok(())
+    }
+
+    fn error(&self, problem: &dyn std::fmt::Display) -> Error {
+        self.words.error(problem)
+    }
+
+    fn release(&self) -> u64 {
+        let tensors = [&self.words, &self.zeros, &self.scales];
+        tensors.into_iter().for_each(|tensor| tensor.release());
+        tensors.into_iter().map(|tensor| tensor.bytes().len() as u64).sum()
+    }
+}
+
+/// The 32-bit word at `index`, which lies inside the tensor by its shape.
+fn word(tensor: &Tensor<'_>, index: usize) -> u32 {
+    let bytes = &tensor.bytes()[4 * index..][..4];
+    u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]])
+}
+
+fn nibble(word: u32, place: usize) -> u8 {
+    (word >> (4 * place) & 15) as u8
+}
+
+/// Output `output` of the words that begin at `first`.
+fn awq_nibble(tensor: &Tensor<'_>, first: usize, output: usize) -> u8 {
+    // Where the word's outputs 0 to 7 are.
+    const PLACES: [usize; CODES] = [0, 4, 1, 5, 2, 6, 3, 7];
+    nibble(word(tensor, first + output / CODES), PLACES[output % CODES])
+}
+
+fn scale(tensor: &Tensor<'_>, index: usize) -> f16 {
+    let bytes = tensor.bytes();
+    match tensor.dtype() {
+        Dtype::F32 => f16::from_f32(f32::from_bits(word(tensor, index))),
+        dtype => {
+            let bits = u16::from_le_bytes([bytes[2 * index], bytes[2 * index + 1]]);
+            match dtype {
+                Dtype::BF16 => f16::from_f32(half::bf16::from_bits(bits).to_f32()),
+                _ => f16::from_bits(bits),
+            }
+        }
+    }
+}
