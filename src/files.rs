@@ -26,6 +26,24 @@ pub struct ModelFiles {
 /// Name of the demo model.
 pub const DEMO: &str = "tales-bitnet-20m";
 
+/// What a Hugging Face directory may have besides weights that belongs to the model.
+const DOCUMENTS: [&str; 14] = [
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+    "LICENSE",
+    "LICENSE.txt",
+    "NOTICE",
+    "README.md",
+];
+
 macro_rules! demo {
     ($file:literal) => {
         include_bytes!(concat!(env!("CARGO_MANIFEST_DIR"), "/models/tales-bitnet-20m/", $file))
@@ -84,6 +102,24 @@ impl ModelFiles {
             .transpose()?;
         let chat = ChatTemplate::find(tokenizer_config.as_deref(), jinja.as_deref(), &dir.display().to_string())?;
         Ok(ModelFiles { path: dir.to_owned(), config, checkpoint, tokenizer, chat })
+    }
+
+    /// The small files that a directory of this model has besides its weights, by name: its configuration, its
+    /// tokenizer's files, its licence.
+    ///
+    /// # Errors
+    /// One can't be read.
+    pub fn documents(&self) -> Result<Vec<(&'static str, Vec<u8>)>> {
+        if self.path.as_path() == Path::new(DEMO) {
+            return Ok(vec![
+                ("config.json", demo!("config.json").to_vec()),
+                ("generation_config.json", demo!("generation_config.json").to_vec()),
+                ("tokenizer.json", demo!("tokenizer.json").to_vec()),
+                ("tokenizer_config.json", demo!("tokenizer_config.json").to_vec()),
+            ]);
+        }
+        let read = |name: &&'static str| Some(optional(&self.path.join(name)).transpose()?.map(|bytes| (*name, bytes)));
+        DOCUMENTS.iter().filter_map(read).collect()
     }
 
     /// The tokenizer of a model that text goes into.

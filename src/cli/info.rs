@@ -12,6 +12,7 @@ use crate::Result;
 use crate::engine::EngineOptions;
 use crate::files::ModelFiles;
 use crate::formats::Checkpoint;
+use crate::formats::words::Packing;
 use crate::memory::{self, human};
 use crate::model::{Extent, Plan, Quantization};
 
@@ -48,6 +49,9 @@ impl Report<'_> {
             Quantization::None => "none",
             Quantization::Bitnet { online: true, .. } => "bitnet, ternarised on loading",
             Quantization::Bitnet { online: false, .. } => "bitnet, packed",
+            Quantization::Trine { .. } => "trine",
+            Quantization::Words { packing: Packing::Awq, .. } => "AWQ",
+            Quantization::Words { packing: Packing::Gptq { .. }, .. } => "GPTQ",
         }
     }
 

@@ -11,6 +11,8 @@ use super::mapped::Mapped;
 use super::part::{self, BitnetPart, DensePart, Part, PartInfo, Quantization};
 use super::safetensors::SafetensorsFile;
 use super::tensor::{Tensor, check_finite};
+use super::trine::{self, TrinePart};
+use super::words::WordsPart;
 use super::unique::Entries;
 use super::{kind, quoted};
 use crate::{Error, Result};
@@ -186,10 +188,15 @@ impl Checkpoint {
         if let Source::Gguf(tensors) = &self.source {
             return tensors.part_info(name);
         }
+        if let Quantization::Words { packing, group } = quantization {
+            // Whether the codes can be kept is in a tensor, g_idx.
+            return WordsPart::info(self, name, packing, group);
+        }
         let tensor = self.tensor(&format!("{name}.weight"))?;
         let format = match quantization {
-            Quantization::None => part::dense_format(&tensor)?,
             Quantization::Bitnet { .. } => Format::Ternary,
+            Quantization::Trine { .. } => trine::format(self, name)?,
+            _ => part::dense_format(&tensor)?,
         };
         Ok(PartInfo { tensor: tensor.name().to_owned(), format, stored: tensor.dtype().to_string(), exact: true })
     }
@@ -202,9 +209,15 @@ impl Checkpoint {
         if let Source::Gguf(tensors) = &self.source {
             return tensors.part(name, shape);
         }
+        if let Quantization::Words { packing, group } = quantization {
+            return Ok(Box::new(WordsPart::new(self, name, shape, packing, group)?));
+        }
         let tensor = self.tensor(&format!("{name}.weight"))?;
         Ok(match quantization {
-            Quantization::None => Box::new(DensePart::new(tensor.expect_shape(&shape)?)?),
+            Quantization::Trine { per_token } if self.contains(&format!("{name}.weight_scale")) => {
+                Box::new(TrinePart::new(self, name, shape, per_token)?)
+            }
+            Quantization::Trine { .. } | Quantization::Words { .. } | Quantization::None => Box::new(DensePart::new(tensor.expect_shape(&shape)?)?),
             Quantization::Bitnet { online: true, .. } => Box::new(BitnetPart::online(tensor.expect_shape(&shape)?)?),
             Quantization::Bitnet { divide, .. } => {
                 let scale = self.tensor(&format!("{name}.weight_scale"))?;

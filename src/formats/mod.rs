@@ -12,6 +12,8 @@ pub mod mapped;
 pub mod part;
 pub mod safetensors;
 pub mod tensor;
+pub mod trine;
+pub mod words;
 
 mod kind;
 mod unique;

@@ -7,6 +7,7 @@ use trine_backend::{CodedRow, Format, RowBuffer};
 
 use super::bitnet::{self, OnlineTernary, PackedTernary};
 use super::tensor::{Dtype, Tensor, check_finite};
+use super::words::{GroupSize, Packing};
 use crate::{Error, Result};
 
 /// How a checkpoint stores the matrices of its layers, where dtypes alone do not say it.
@@ -22,6 +23,18 @@ pub enum Quantization {
         /// `weight_scale`.
         online: bool,
     },
+    /// Our own layout, see [`trine`](super::trine). Each matrix's tensors say its format.
+    Trine {
+        /// The layers' activations have one scale per token, as BitNet models were trained.
+        per_token: bool,
+    },
+    /// AWQ or GPTQ, see [`words`](super::words).
+    Words {
+        /// Whose layout it is.
+        packing: Packing,
+        /// Columns that share a scale.
+        group: GroupSize,
+    },
 }
 
 impl Quantization {
@@ -30,9 +43,17 @@ impl Quantization {
         matches!(self, Quantization::Bitnet { .. })
     }
 
+    /// Whether the layers' activations have one scale per token, as BitNet models were trained.
+    pub fn is_per_token(&self) -> bool {
+        matches!(self, Quantization::Bitnet { .. } | Quantization::Trine { per_token: true })
+    }
+
     /// How embedding and lm_head are stored where the layers are stored like this.
     pub fn of_head(self) -> Self {
-        Quantization::None
+        match self {
+            Quantization::Trine { .. } => Quantization::Trine { per_token: false },
+            _ => Quantization::None,
+        }
     }
 
     /// What follows a part's name and a dot in the names of its tensors, the bias aside.
@@ -40,6 +61,8 @@ impl Quantization {
         match self {
             Quantization::Bitnet { online: false, .. } => &["weight", "weight_scale"],
             Quantization::None | Quantization::Bitnet { .. } => &["weight"],
+            Quantization::Trine { .. } => &["weight", "weight_scale", "weight_zero", "weight_min"],
+            Quantization::Words { .. } => &["qweight", "qzeros", "scales", "g_idx"],
         }
     }
 }

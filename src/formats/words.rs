@@ -9,7 +9,7 @@ use half::f16;
 use trine_backend::{CodedRow, Format, Group, ZeroKind, ZeroRow};
 
 use super::checkpoint::Checkpoint;
-use super::part::Part;
+use super::part::{Part, PartInfo};
 use super::tensor::{Dtype, Tensor};
 use crate::{Error, Result};
 
@@ -110,9 +110,25 @@ impl<'a> WordsPart<'a> {
         Ok(WordsPart { packing, words, zeros, scales, outputs, groups, format })
     }
 
-    /// Whether the codes are kept as they are.
-    pub(super) fn is_exact(&self) -> bool {
-        matches!(self.format, Format::Int4 { .. })
+    /// What the tensors' headers, and `g_idx`, say about the matrix called `name`.
+    ///
+    /// # Errors
+    /// As [`WordsPart::new`].
+    pub(super) fn info(checkpoint: &'a Checkpoint, name: &str, packing: Packing, size: GroupSize) -> Result<PartInfo> {
+        let words = checkpoint.tensor(&format!("{name}.qweight"))?;
+        let (a, b) = words.matrix()?;
+        let eight = |extent: usize| extent.checked_mul(CODES).ok_or_else(|| words.error("too large"));
+        let shape = match packing {
+            Packing::Awq => [eight(b)?, a],
+            Packing::Gptq { .. } => [b, eight(a)?],
+        };
+        let format = Self::new(checkpoint, name, shape, packing, size)?.format;
+        let stored = match packing {
+            Packing::Awq => "AWQ",
+            Packing::Gptq { .. } => "GPTQ",
+        };
+        let exact = matches!(format, Format::Int4 { .. });
+        Ok(PartInfo { tensor: words.name().to_owned(), format, stored: stored.to_owned(), exact })
     }
 
     fn code(&self, output: usize, input: usize) -> u8 {

@@ -24,11 +24,11 @@ pub struct Formats {
 }
 
 /// The parts of a matrix as the checkpoint's headers describe them.
-pub(super) fn parts_of(source: &MatrixSource, checkpoint: &Checkpoint, config: &Config) -> Result<Vec<PartInfo>> {
+pub(crate) fn parts_of(source: &MatrixSource, checkpoint: &Checkpoint, config: &Config) -> Result<Vec<PartInfo>> {
     source.parts.iter().map(|(name, _)| checkpoint.part_info(name, storage(source, config))).collect()
 }
 
-fn storage(source: &MatrixSource, config: &Config) -> Quantization {
+pub(crate) fn storage(source: &MatrixSource, config: &Config) -> Quantization {
     match source.role {
         Role::Body => config.quantization,
         Role::Head => config.quantization.of_head(),
@@ -36,7 +36,7 @@ fn storage(source: &MatrixSource, config: &Config) -> Quantization {
 }
 
 /// Whether the layers' weights will be codes: asked for, or so in the checkpoint.
-pub(super) fn body_is_coded(checkpoint: &Checkpoint, config: &Config, formats: &Formats) -> Result<bool> {
+pub(crate) fn body_is_coded(checkpoint: &Checkpoint, config: &Config, formats: &Formats) -> Result<bool> {
     if let Some(format) = formats.body {
         return Ok(!format.is_dense());
     }
@@ -49,7 +49,7 @@ pub(super) fn body_is_coded(checkpoint: &Checkpoint, config: &Config, formats: &
 ///
 /// lm_head costs as much memory traffic as the whole body of a small ternary model when it is left in bf16; INT8 codes
 /// change its logits by less than a percent of their spread. So dense heads of coded models become INT8.
-pub(super) fn format_of(
+pub(crate) fn format_of(
     source: &MatrixSource,
     native: &[Format],
     body_is_coded: bool,
@@ -99,7 +99,7 @@ pub fn load<B: Backend>(
 }
 
 /// Refuses a checkpoint with tensors that the graph would leave out: its config describes another model.
-fn check_names(checkpoint: &Checkpoint, config: &Config) -> Result<()> {
+pub(crate) fn check_names(checkpoint: &Checkpoint, config: &Config) -> Result<()> {
     let mut known = BTreeSet::new();
     let mut add = |source: &MatrixSource| {
         for (part, _) in &source.parts {
@@ -126,6 +126,21 @@ fn check_names(checkpoint: &Checkpoint, config: &Config) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Brings layer `index` alone to the device.
+///
+/// # Errors
+/// As [`load`].
+pub(crate) fn layer<B: Backend>(
+    backend: &mut B,
+    checkpoint: &Checkpoint,
+    config: &Config,
+    formats: &Formats,
+    index: usize,
+) -> Result<Layer<B>> {
+    let body_is_coded = body_is_coded(checkpoint, config, formats)?;
+    Loader { backend, checkpoint, config, formats, body_is_coded, progress: &mut |_| () }.layer(index)
 }
 
 struct Loader<'a, B: Backend> {
@@ -182,29 +197,20 @@ impl<B: Backend> Loader<'_, B> {
     fn matrix(&mut self, source: &MatrixSource) -> Result<B::Weight> {
         let fused = Fused::open(source, self.checkpoint, storage(source, self.config))?;
         let format = format_of(source, &fused.formats(), self.body_is_coded, self.formats)?;
-        let (rows, columns) = (source.rows(), source.columns);
-        let host = if format.is_dense() {
-            HostMatrix::quantize(rows, columns, format, |row, out| fused.floats(row, out))?
-        } else {
-            HostMatrix::coded(rows, columns, format, |row, out| fused.codes(row, columns, format, out))?
-        };
-        // BitNet models were trained with one activation scale per token, whatever holds their codes.
-        let host =
-            if fused.is_ternary() && !format.is_dense() { host.with_activation(Activation::Token)? } else { host };
-        let weight = self.backend.prepare(host)?;
+        let weight = self.backend.prepare(fused.host(source, format)?)?;
         (self.progress)(fused.release());
         Ok(weight)
     }
 }
 
 /// The rows of a fused matrix, out of the parts that it is made of.
-struct Fused<'a> {
+pub(crate) struct Fused<'a> {
     /// First row and reader of each part.
     parts: Vec<(usize, Box<dyn Part + 'a>)>,
 }
 
 impl<'a> Fused<'a> {
-    fn open(source: &MatrixSource, checkpoint: &'a Checkpoint, storage: Quantization) -> Result<Self> {
+    pub(crate) fn open(source: &MatrixSource, checkpoint: &'a Checkpoint, storage: Quantization) -> Result<Self> {
         let mut first = 0;
         let mut parts = Vec::with_capacity(source.parts.len());
         for (name, rows) in &source.parts {
@@ -214,11 +220,28 @@ impl<'a> Fused<'a> {
         Ok(Fused { parts })
     }
 
-    fn formats(&self) -> Vec<Format> {
+    /// The matrix in `format`: code by code where that holds the parts' codes, else quantised anew.
+    pub(crate) fn host(&self, source: &MatrixSource, format: Format) -> Result<HostMatrix<'static>> {
+        let (rows, columns) = (source.rows(), source.columns);
+        let host = if format.is_dense() {
+            HostMatrix::quantize(rows, columns, format, |row, out| self.floats(row, out))?
+        } else {
+            HostMatrix::coded(rows, columns, format, |row, out| self.codes(row, columns, format, out))?
+        };
+        self.with_activation(host)
+    }
+
+    /// BitNet models were trained with one activation scale per token, whatever holds their codes.
+    pub(crate) fn with_activation(&self, host: HostMatrix<'static>) -> Result<HostMatrix<'static>> {
+        let per_token = self.is_ternary() && !host.format().is_dense();
+        Ok(if per_token { host.with_activation(Activation::Token)? } else { host })
+    }
+
+    pub(crate) fn formats(&self) -> Vec<Format> {
         self.parts.iter().map(|(_, part)| part.format()).collect()
     }
 
-    fn is_ternary(&self) -> bool {
+    pub(crate) fn is_ternary(&self) -> bool {
         self.parts.iter().all(|(_, part)| part.is_ternary())
     }
 
@@ -227,7 +250,7 @@ impl<'a> Fused<'a> {
         (row - first, part.as_ref())
     }
 
-    fn floats(&self, row: usize, out: &mut [f32]) -> Result<()> {
+    pub(crate) fn floats(&self, row: usize, out: &mut [f32]) -> Result<()> {
         let (row, part) = self.part(row);
         part.floats(row, out)
     }
@@ -238,7 +261,7 @@ impl<'a> Fused<'a> {
     }
 
     /// Gives the file's pages back to the system; returns their bytes.
-    fn release(&self) -> u64 {
+    pub(crate) fn release(&self) -> u64 {
         self.parts.iter().map(|(_, part)| part.release()).sum()
     }
 }

@@ -16,11 +16,12 @@ mod walk;
 
 use std::path::Path;
 
-use trine_backend::{Activation, Backend, Format, HostMatrix, ZeroKind};
+use trine_backend::{Backend, Format, HostMatrix, ZeroKind};
 
 use crate::files::ModelFiles;
-use crate::formats::trine;
-use crate::model::layout::{self, LayerSource, MatrixSource, Role};
+use crate::formats::{Checkpoint, Dtype, trine};
+use crate::model::layout::{self, LayerSource, MatrixSource};
+use crate::model::load::Fused;
 use crate::model::{Config, Formats, Layer, load};
 use crate::{Error, Result};
 use inputs::Inputs;
@@ -79,23 +80,26 @@ pub fn quantize<B: Backend>(
     options: &Options,
     watch: &mut dyn FnMut(Status) -> bool,
 ) -> Result<Report> {
-    let config = &files.config;
-    let formats = Targets::new(files, options)?;
-    formats.check(options)?;
+    let (config, checkpoint) = (&files.config, &files.checkpoint);
+    load::check_names(checkpoint, config)?;
+    let targets = Targets::new(files, options)?;
+    targets.check(options)?;
     let staging = Staging::new(out)?;
-    config::write(files, &formats, staging.path())?;
+    config::write(files, &targets, staging.path())?;
     let walk = match &options.calibration {
         Some(ids) => Some(Walk::new(B::open(device)?, config, ids, WINDOW.min(config.context))?),
         None => None,
     };
     let tokens = walk.as_ref().map_or(0, Walk::tokens);
-    let shards = Shards::new(staging.path(), planned(config, &formats), shards::SHARD);
+    let tensors = planned(config, |source| target(source, checkpoint, config, &options.formats))?;
+    let shards = Shards::new(staging.path(), tensors, shards::SHARD);
     let bytes = shards.total();
-    let mut run = Run { files, config, formats, method: options.method, walk, shards, watch };
+    let reference = reference(checkpoint, config)?;
+    let mut run = Run { checkpoint, config, options, reference, walk, shards, watch };
     run.all()?;
     run.shards.finish()?;
     staging.finish()?;
-    Ok(Report { body: formats.body, head: formats.head, bytes, tokens })
+    Ok(Report { body: targets.body, head: targets.head, bytes, tokens })
 }
 
 /// The formats that are written.
@@ -110,19 +114,14 @@ pub(crate) struct Targets {
 }
 
 impl Targets {
+    /// The formats of layer 0's gate|up and of lm_head.
     fn new(files: &ModelFiles, options: &Options) -> Result<Self> {
-        let config = &files.config;
+        let (config, checkpoint) = (&files.config, &files.checkpoint);
         let layer = LayerSource::new(config, 0);
-        let format = |source: &MatrixSource| load::format_of(source, &files.checkpoint, config, &options.formats);
-        let (body, head) = (format(&layer.gate_up)?, format(&layout::embedding(config))?);
-        Ok(Targets { body, head, per_token: config.quantization.is_ternary() && !body.is_dense() })
-    }
-
-    fn of(&self, role: Role) -> Format {
-        match role {
-            Role::Body => self.body,
-            Role::Head => self.head,
-        }
+        let head = layout::lm_head(config).unwrap_or_else(|| layout::embedding(config));
+        let body = target(&layer.gate_up, checkpoint, config, &options.formats)?;
+        let head = target(&head, checkpoint, config, &options.formats)?;
+        Ok(Targets { body, head, per_token: config.quantization.is_per_token() && !body.is_dense() })
     }
 
     fn check(&self, options: &Options) -> Result<()> {
@@ -141,29 +140,34 @@ impl Targets {
     }
 }
 
+/// The format that a matrix is written in.
+fn target(source: &MatrixSource, checkpoint: &Checkpoint, config: &Config, formats: &Formats) -> Result<Format> {
+    let native: Vec<_> = load::parts_of(source, checkpoint, config)?.iter().map(|part| part.format).collect();
+    load::format_of(source, &native, load::body_is_coded(checkpoint, config, formats)?, formats)
+}
+
 /// Every tensor in the order in which it is written. Embedding and lm_head come last: calibration learns of their inputs
 /// when it has gone through all layers.
-fn planned(config: &Config, targets: &Targets) -> Vec<Planned> {
+fn planned(config: &Config, target: impl Fn(&MatrixSource) -> Result<Format>) -> Result<Vec<Planned>> {
     let mut tensors = Vec::new();
     for index in 0..config.layers {
         let layer = LayerSource::new(config, index);
         for source in layer.matrices() {
-            plan_matrix(source, targets, &mut tensors);
+            plan_matrix(source, target(source)?, &mut tensors);
         }
         tensors.extend(layer.vectors().map(plan_vector));
     }
     tensors.push(plan_vector(&layout::final_norm(config)));
-    plan_matrix(&layout::embedding(config), targets, &mut tensors);
-    if let Some(lm_head) = layout::lm_head(config) {
-        plan_matrix(&lm_head, targets, &mut tensors);
+    for source in [Some(layout::embedding(config)), layout::lm_head(config)].iter().flatten() {
+        plan_matrix(source, target(source)?, &mut tensors);
     }
-    tensors
+    Ok(tensors)
 }
 
-fn plan_matrix(source: &MatrixSource, targets: &Targets, tensors: &mut Vec<Planned>) {
+fn plan_matrix(source: &MatrixSource, format: Format, tensors: &mut Vec<Planned>) {
     for (part, rows) in &source.parts {
         let planned = |(tail, dtype, shape)| Planned { name: format!("{part}.{tail}"), dtype, shape };
-        tensors.extend(trine::tensors(targets.of(source.role), *rows, source.columns).into_iter().map(planned));
+        tensors.extend(trine::tensors(format, *rows, source.columns).into_iter().map(planned));
         if source.bias {
             tensors.push(plan_vector(&(format!("{part}.bias"), *rows)));
         }
@@ -171,15 +175,16 @@ fn plan_matrix(source: &MatrixSource, targets: &Targets, tensors: &mut Vec<Plann
 }
 
 fn plan_vector((name, length): &(String, usize)) -> Planned {
-    Planned { name: name.clone(), dtype: crate::formats::Dtype::F32, shape: vec![*length] }
+    Planned { name: name.clone(), dtype: Dtype::F32, shape: vec![*length] }
 }
 
 /// A quantisation under way.
 struct Run<'a, B: Backend> {
-    files: &'a ModelFiles,
+    checkpoint: &'a Checkpoint,
     config: &'a Config,
-    formats: Targets,
-    method: Method,
+    options: &'a Options,
+    /// The formats in which the model meets its calibration text before it is quantised.
+    reference: Formats,
     walk: Option<Walk<B>>,
     shards: Shards,
     watch: &'a mut dyn FnMut(Status) -> bool,
@@ -190,8 +195,10 @@ impl<B: Backend> Run<'_, B> {
         let config = self.config;
         let embedding = layout::embedding(config);
         if let Some(walk) = &mut self.walk {
-            let table = load::host_matrix(&embedding, &self.files.checkpoint, config, &reference())?;
-            walk.embed(table)?;
+            let format = target(&embedding, self.checkpoint, config, &self.reference)?;
+            let fused = Fused::open(&embedding, self.checkpoint, load::storage(&embedding, config))?;
+            walk.embed(fused.host(&embedding, format)?)?;
+            fused.release();
         }
         for index in 0..config.layers {
             self.layer(index)?;
@@ -200,7 +207,7 @@ impl<B: Backend> Run<'_, B> {
         self.vector(&norm)?;
         let mut inputs = None;
         if let Some(walk) = &mut self.walk {
-            let values = load::vector(&norm, &self.files.checkpoint)?;
+            let values = self.checkpoint.vector(&norm.0, norm.1)?;
             let norm = walk.backend.upload(config.hidden, &values)?;
             walk.head_inputs(&norm, inputs.insert(Inputs::new(config.hidden, false)))?;
         }
@@ -226,8 +233,8 @@ impl<B: Backend> Run<'_, B> {
                 }
             }
             Some(mut walk) => {
-                let formats = reference();
-                let mut layer = load::layer(&mut walk.backend, &self.files.checkpoint, self.config, &formats, index)?;
+                let (checkpoint, formats) = (self.checkpoint, &self.reference);
+                let mut layer = load::layer(&mut walk.backend, checkpoint, self.config, formats, index)?;
                 let first = [&source.qkv, &source.attention_output];
                 self.block(&mut walk, Block::Attention, &mut layer, first, (index, 0.0))?;
                 let second = [&source.gate_up, &source.down];
@@ -248,7 +255,7 @@ impl<B: Backend> Run<'_, B> {
         sources: [&MatrixSource; 2],
         (index, done): (usize, f64),
     ) -> Result<()> {
-        let again = self.method == Method::Gptq;
+        let again = self.options.method == Method::Gptq;
         let mut inputs = sources.map(|source| Inputs::new(source.columns, again));
         let part = if again { 0.125 } else { 0.25 };
         walk.run(block, layer, Some(&mut inputs), !again, &mut |x| self.tell(index, done + part * x))?;
@@ -271,11 +278,17 @@ impl<B: Backend> Run<'_, B> {
 
     /// Quantises and writes a matrix, its parts one after the other, with their biases.
     fn matrix(&mut self, source: &MatrixSource, inputs: Option<Inputs>) -> Result<HostMatrix<'static>> {
-        let format = self.formats.of(source.role);
-        let checkpoint = &self.files.checkpoint;
-        let matrix = load::rounded(source, checkpoint, self.config, format, |rows, columns, read| {
-            rows::quantize(rows, columns, format, self.method, inputs, read)
-        })?;
+        let format = target(source, self.checkpoint, self.config, &self.options.formats)?;
+        let fused = Fused::open(source, self.checkpoint, load::storage(source, self.config))?;
+        let (rows, columns) = (source.rows(), source.columns);
+        let held = fused.formats().iter().all(|native| !native.is_dense() && format.holds(*native));
+        let matrix = if held {
+            fused.host(source, format)?
+        } else {
+            let read = |row: usize, out: &mut [f32]| fused.floats(row, out);
+            fused.with_activation(rows::quantize(rows, columns, format, self.options.method, inputs, read)?)?
+        };
+        fused.release();
         let mut first = 0;
         for (part, rows) in &source.parts {
             let names = trine::tensors(format, *rows, source.columns);
@@ -287,14 +300,11 @@ impl<B: Backend> Run<'_, B> {
             }
             first += rows;
         }
-        match self.formats.per_token && source.role == Role::Body {
-            true => Ok(matrix.with_activation(Activation::Token)?),
-            false => Ok(matrix),
-        }
+        Ok(matrix)
     }
 
     fn vector(&mut self, vector: &(String, usize)) -> Result<()> {
-        let values = load::vector(vector, &self.files.checkpoint)?;
+        let values = self.checkpoint.vector(&vector.0, vector.1)?;
         let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
         self.shards.write(&vector.0, &bytes)
     }
@@ -310,9 +320,10 @@ impl<B: Backend> Run<'_, B> {
     }
 }
 
-/// The formats in which a model meets its calibration text before it is quantised: INT8 is as good as its floats for
-/// statistics of activations, and several times as fast.
-fn reference() -> Formats {
+/// The formats in which a model meets its calibration text before it is quantised: INT8 is as good as floats for
+/// statistics of activations, and several times as fast; codes stay what they are.
+fn reference(checkpoint: &Checkpoint, config: &Config) -> Result<Formats> {
+    let coded = load::body_is_coded(checkpoint, config, &Formats::default())?;
     let int8 = "int8".parse().expect("int8 is a format");
-    Formats { body: Some(int8), head: Some(int8) }
+    Ok(Formats { body: (!coded).then_some(int8), head: None })
 }

@@ -18,8 +18,8 @@ impl Staging {
     /// # Errors
     /// There is something of that name that is no empty directory, or nothing can be made beside it.
     pub(super) fn new(target: &Path) -> Result<Self> {
-        match std::fs::read_dir(target) {
-            Ok(mut entries) if entries.next().is_none() => {}
+        match std::fs::read_dir(target).map(Iterator::count) {
+            Ok(0) => {}
             Ok(_) => return Err(Error::file(target, "is there and not empty: name a new directory, or remove it first")),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
             Err(error) if error.kind() == std::io::ErrorKind::NotADirectory => {

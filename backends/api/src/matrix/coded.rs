@@ -225,6 +225,32 @@ impl RowBuffer {
         })
     }
 
+    /// The weights that the codes stand for.
+    ///
+    /// # Panics
+    /// If `out` is not as long as the row.
+    pub fn dequantize(&self, out: &mut [f32]) {
+        let columns = self.signed.len() + self.unsigned.len();
+        assert_eq!(out.len(), columns);
+        for (column, out) in out.iter_mut().enumerate() {
+            *out = match self.format {
+                Format::Int4 { group, zero } => {
+                    let group = column / group.columns(columns);
+                    let (scale, code) = (self.scales[group].to_f32(), f32::from(self.unsigned[column]));
+                    match zero {
+                        ZeroKind::Symmetric => scale * (code - 8.0),
+                        ZeroKind::Point => scale * (code - f32::from(self.points[group])),
+                        ZeroKind::Min => scale * code + self.minima[group].to_f32(),
+                    }
+                }
+                Format::Int8 { group } => {
+                    self.scales[column / group.columns(columns)].to_f32() * f32::from(self.signed[column])
+                }
+                _ => self.scale * f32::from(self.signed[column]),
+            };
+        }
+    }
+
     /// The row, to be filled.
     pub fn row(&mut self) -> CodedRow<'_> {
         match self.format {
