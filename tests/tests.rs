@@ -7,4 +7,5 @@ mod golden;
 mod loading;
 mod program;
 mod quality;
+mod quantize;
 mod session;

@@ -12,8 +12,8 @@ use super::part::{self, BitnetPart, DensePart, Part, PartInfo, Quantization};
 use super::safetensors::SafetensorsFile;
 use super::tensor::{Tensor, check_finite};
 use super::trine::{self, TrinePart};
-use super::words::WordsPart;
 use super::unique::Entries;
+use super::words::WordsPart;
 use super::{kind, quoted};
 use crate::{Error, Result};
 
@@ -217,7 +217,9 @@ impl Checkpoint {
             Quantization::Trine { per_token } if self.contains(&format!("{name}.weight_scale")) => {
                 Box::new(TrinePart::new(self, name, shape, per_token)?)
             }
-            Quantization::Trine { .. } | Quantization::Words { .. } | Quantization::None => Box::new(DensePart::new(tensor.expect_shape(&shape)?)?),
+            Quantization::Trine { .. } | Quantization::Words { .. } | Quantization::None => {
+                Box::new(DensePart::new(tensor.expect_shape(&shape)?)?)
+            }
             Quantization::Bitnet { online: true, .. } => Box::new(BitnetPart::online(tensor.expect_shape(&shape)?)?),
             Quantization::Bitnet { divide, .. } => {
                 let scale = self.tensor(&format!("{name}.weight_scale"))?;

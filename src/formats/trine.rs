@@ -169,7 +169,9 @@ impl<'a> TrinePart<'a> {
         out.iter_mut().zip(values).for_each(|(out, bytes)| *out = f16::from_le_bytes(*bytes));
         match out.iter().position(|value| !value.is_finite()) {
             None => Ok(()),
-            Some(group) => Err(tensor.error(format_args!("{} at row {row}, group {group}: the file is damaged", out[group]))),
+            Some(group) => {
+                Err(tensor.error(format_args!("{} at row {row}, group {group}: the file is damaged", out[group])))
+            }
         }
     }
 }
@@ -191,7 +193,9 @@ impl Part for TrinePart<'_> {
                     *value = (bytes[column / 4] >> (2 * (column % 4)) & 3) as i8 - 1;
                 }
                 if let Some(column) = values.iter().position(|&value| value == 2) {
-                    return Err(self.weight.error(format_args!("invalid ternary code 3 at row {row}, column {column}")));
+                    return Err(self
+                        .weight
+                        .error(format_args!("invalid ternary code 3 at row {row}, column {column}")));
                 }
                 let bytes = &self.scale.bytes()[4 * row..][..4];
                 *scale = f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
@@ -240,6 +244,145 @@ impl Part for TrinePart<'_> {
 
     fn release(&self) -> u64 {
         let tensors = [Some(&self.weight), Some(&self.scale), self.zero.as_ref()];
-        tensors.into_iter().flatten().map(|tensor| { tensor.release(); tensor.bytes().len() as u64 }).sum()
+        tensors
+            .into_iter()
+            .flatten()
+            .map(|tensor| {
+                tensor.release();
+                tensor.bytes().len() as u64
+            })
+            .sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::test_files::Builder;
+    use super::*;
+
+    const ZEROS: [ZeroKind; 3] = [ZeroKind::Symmetric, ZeroKind::Point, ZeroKind::Min];
+
+    /// A matrix of every kind of code.
+    fn sample(format: Format, rows: usize, columns: usize) -> HostMatrix<'static> {
+        HostMatrix::coded(rows, columns, format, |row, out| {
+            let number = |at: usize| (row * 31 + at * 17) % 251;
+            let half = |at: usize| f16::from_f32(0.01 * (1 + number(at)) as f32);
+            match out {
+                CodedRow::Ternary { values, scale } => {
+                    values.iter_mut().enumerate().for_each(|(at, value)| *value = (number(at) % 3) as i8 - 1);
+                    *scale = 0.1 + row as f32;
+                }
+                CodedRow::Int8 { codes, scales } => {
+                    codes.iter_mut().enumerate().for_each(|(at, code)| *code = number(at) as u8 as i8 / 2);
+                    scales.iter_mut().enumerate().for_each(|(at, scale)| *scale = half(at));
+                }
+                CodedRow::Int4 { codes, scales, zero } => {
+                    codes.iter_mut().enumerate().for_each(|(at, code)| *code = (number(at) % 16) as u8);
+                    scales.iter_mut().enumerate().for_each(|(at, scale)| *scale = half(at));
+                    match zero {
+                        ZeroRow::Symmetric => {}
+                        ZeroRow::Point(points) => {
+                            points.iter_mut().enumerate().for_each(|(at, p)| *p = (at % 17) as u8)
+                        }
+                        ZeroRow::Min(minima) => minima.iter_mut().enumerate().for_each(|(at, m)| *m = -half(at + 1)),
+                    }
+                }
+            }
+            Ok::<(), Error>(())
+        })
+        .unwrap()
+    }
+
+    /// The tensors of a matrix as a file has them, `change`d on the way: name, dtype, shape, bytes.
+    fn file(
+        matrix: &HostMatrix<'_>,
+        mut change: impl FnMut(&str, &mut String, &mut Vec<usize>, &mut Vec<u8>),
+    ) -> Checkpoint {
+        let (rows, columns) = (matrix.rows(), matrix.columns());
+        let mut builder = Builder::default();
+        for ((tail, dtype, mut shape), bytes) in
+            tensors(matrix.format(), rows, columns).into_iter().zip(bytes(matrix, 0, rows))
+        {
+            let (mut dtype, mut bytes) = (dtype.to_string(), bytes.into_owned());
+            change(tail, &mut dtype, &mut shape, &mut bytes);
+            builder = builder.tensor(&format!("m.{tail}"), &dtype, &shape, &bytes);
+        }
+        Checkpoint::from_bytes("test", builder.build()).unwrap()
+    }
+
+    #[test]
+    fn every_format_reads_back_bit_for_bit() {
+        let mut formats = vec![Format::Ternary];
+        for group in [Group::G32, Group::G64, Group::G128, Group::Row] {
+            formats.push(Format::Int8 { group });
+            formats.extend(ZEROS.map(|zero| Format::Int4 { group, zero }));
+        }
+        // More columns than any group, an odd number, and rows of two parts.
+        for (format, columns) in formats.iter().flat_map(|&format| [(format, 320), (format, 301)]) {
+            let matrix = sample(format, 6, columns);
+            let checkpoint = file(&matrix, |_, _, _, _| ());
+            let part = TrinePart::new(&checkpoint, "m", [6, columns], false).unwrap();
+            assert_eq!(part.format(), format);
+            let back = HostMatrix::coded(6, columns, format, |row, out| part.codes(row, out)).unwrap();
+            assert_eq!(back, matrix);
+            let (mut a, mut b) = (vec![0.0; columns], vec![0.0; columns]);
+            for row in 0..6 {
+                matrix.dequantize_row(row, &mut a);
+                part.floats(row, &mut b).unwrap();
+                assert_eq!(a, b);
+            }
+            let halves = [bytes(&matrix, 0, 2), bytes(&matrix, 2, 4)];
+            let whole = bytes(&matrix, 0, 6);
+            for ((first, second), whole) in halves[0].iter().zip(&halves[1]).zip(&whole) {
+                assert_eq!([&first[..], &second[..]].concat(), whole[..]);
+            }
+        }
+    }
+
+    #[test]
+    fn damaged_tensors_are_named() {
+        let int4 = |zero| Format::Int4 { group: Group::G32, zero };
+        let problem = |format, change: &dyn Fn(&str, &mut String, &mut Vec<usize>, &mut Vec<u8>)| {
+            let checkpoint = file(&sample(format, 4, 64), change);
+            let mut buffer = RowBuffer::new(format, 64).unwrap();
+            let read = TrinePart::new(&checkpoint, "m", [4, 64], false)
+                .and_then(|part| (0..4).try_for_each(|row| part.codes(row, buffer.row())));
+            let text = read.unwrap_err().to_string();
+            text.strip_prefix("test: tensor \"m.").unwrap().to_owned()
+        };
+        let byte = |place: &'static str, at: usize, value: u8| {
+            move |tail: &str, _: &mut String, _: &mut Vec<usize>, bytes: &mut Vec<u8>| {
+                if tail == place {
+                    bytes[at] = value;
+                }
+            }
+        };
+        // The upper byte of an f16 infinity, of group 1 of row 1.
+        let broken = problem(int4(ZeroKind::Symmetric), &byte("weight_scale", 7, 0x7f));
+        assert!(broken.starts_with("weight_scale\": NaN at row 1, group 1: the file is damaged"), "{broken}");
+        let broken = problem(int4(ZeroKind::Min), &byte("weight_min", 1, 0x7f));
+        assert!(broken.starts_with("weight_min\": NaN at row 0, group 0"), "{broken}");
+        let broken = problem(int4(ZeroKind::Point), &byte("weight_zero", 2, 17));
+        assert_eq!(broken, "weight_zero\": a zero point above 16 in row 1");
+        let broken = problem(Format::Ternary, &byte("weight", 16, 3));
+        assert_eq!(broken, "weight\": invalid ternary code 3 at row 1, column 0");
+        let broken = problem(Format::Int8 { group: Group::G32 }, &byte("weight", 65, 0x80));
+        assert_eq!(broken, "weight\": code -128 at row 1, column 1: codes go from -127 to 127");
+        let broken = problem(int4(ZeroKind::Symmetric), &|tail, _, shape, _| {
+            if tail == "weight" {
+                *shape = vec![8, 16];
+            }
+        });
+        // Sixteen bytes are 32 columns, for which two scales are no group's.
+        assert_eq!(broken, "weight_scale\": 2 scales in a row of 32 are for no known group size");
+        let broken = problem(Format::Int8 { group: Group::G32 }, &|tail, dtype, shape, _| {
+            if tail == "weight_scale" {
+                (*dtype, *shape) = ("F32".to_owned(), vec![4, 1]);
+            }
+        });
+        assert_eq!(broken, "weight\": codes of I8 with scales of F32 are no format");
+        let checkpoint = file(&sample(Format::Ternary, 4, 64), |_, _, _, _| ());
+        let other = TrinePart::new(&checkpoint, "m", [4, 68], false).err().unwrap().to_string();
+        assert!(other.ends_with("shape [4, 16] where [4, 17] is expected"), "{other}");
     }
 }

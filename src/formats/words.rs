@@ -134,9 +134,7 @@ impl<'a> WordsPart<'a> {
     fn code(&self, output: usize, input: usize) -> u8 {
         match self.packing {
             Packing::Awq => awq_nibble(&self.words, input * (self.outputs / CODES), output),
-            Packing::Gptq { .. } => {
-                nibble(word(&self.words, input / CODES * self.outputs + output), input % CODES)
-            }
+            Packing::Gptq { .. } => nibble(word(&self.words, input / CODES * self.outputs + output), input % CODES),
         }
     }
 
@@ -250,5 +248,125 @@ fn scale(tensor: &Tensor<'_>, index: usize) -> f16 {
                 _ => f16::from_bits(bits),
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use trine_backend::{HostMatrix, RowBuffer};
+
+    use super::super::test_files::{Builder, fixture};
+    use super::*;
+
+    const AWQ: Packing = Packing::Awq;
+    const GPTQ: Packing = Packing::Gptq { less_one: true };
+
+    /// Every matrix of a fixture as floats and as codes, against the weights that its maker had.
+    fn check(folder: &str, packing: Packing, exact: bool) {
+        let dir = fixture("words").join(folder);
+        let open = |name: &str| Checkpoint::open(Path::new(&dir).join(name)).unwrap();
+        let (packed, dense) = (open("model.safetensors"), open("dense.safetensors"));
+        let mut matrices = 0;
+        for name in packed.names().filter_map(|name| name.strip_suffix(".qweight")) {
+            let expected = dense.tensor(&format!("{name}.weight")).unwrap();
+            let (rows, columns) = expected.matrix().unwrap();
+            let part = WordsPart::new(&packed, name, [rows, columns], packing, Some(32)).unwrap();
+            let info = WordsPart::info(&packed, name, packing, Some(32)).unwrap();
+            assert_eq!((info.format, info.exact), (part.format(), exact));
+            let host = HostMatrix::coded(rows, columns, part.format(), |row, out| part.codes(row, out)).unwrap();
+            let (mut wanted, mut found) = (vec![0.0; columns], vec![0.0; columns]);
+            for row in 0..rows {
+                expected.row_f32(row, &mut wanted).unwrap();
+                part.floats(row, &mut found).unwrap();
+                assert_eq!(found, wanted, "{name} row {row}");
+                host.dequantize_row(row, &mut found);
+                if exact {
+                    assert_eq!(found, wanted, "{name} row {row}");
+                } else {
+                    // Quantised anew to 8 bits.
+                    let largest = wanted.iter().fold(0.0f32, |most, w| most.max(w.abs()));
+                    assert!(found.iter().zip(&wanted).all(|(a, b)| (a - b).abs() <= largest / 250.0));
+                }
+            }
+            matrices += 1;
+        }
+        assert_eq!(matrices, 7);
+    }
+
+    #[test]
+    fn awq_and_gptq_codes_are_kept() {
+        check("awq", AWQ, true);
+        check("gptq", GPTQ, true);
+    }
+
+    #[test]
+    fn sorted_inputs_are_put_back_and_rounded_to_eight_bits() {
+        check("gptq-sorted", Packing::Gptq { less_one: false }, false);
+    }
+
+    /// AWQ's tensors of 8 outputs and 32 inputs, one of them changed.
+    fn awq(change: &str) -> Checkpoint {
+        let mut builder = Builder::default();
+        let words = if change == "qweight" { [31, 1] } else { [32, 1] };
+        builder = builder.tensor("m.qweight", "I32", &words, &vec![0x21; 4 * words[0]]);
+        let (dtype, zeros) = if change == "qzeros" { ("U8", vec![0; 1]) } else { ("I32", vec![0x33; 4]) };
+        builder = builder.tensor("m.qzeros", dtype, &[1, 1], &zeros);
+        let mut scales = vec![f16::ONE; 8];
+        if change == "scales" {
+            scales[3] = f16::NAN;
+        }
+        let bytes: Vec<u8> = scales.iter().flat_map(|scale| scale.to_le_bytes()).collect();
+        if change != "missing" {
+            builder = builder.tensor("m.scales", "F16", &[1, 8], &bytes);
+        }
+        Checkpoint::from_bytes("test", builder.build()).unwrap()
+    }
+
+    #[test]
+    fn damaged_tensors_are_named() {
+        let problem = |change: &str| {
+            let checkpoint = awq(change);
+            let mut buffer = RowBuffer::new(Format::Int4 { group: Group::G32, zero: ZeroKind::Point }, 32).unwrap();
+            let read = WordsPart::new(&checkpoint, "m", [8, 32], AWQ, Some(32))
+                .and_then(|part| (0..8).try_for_each(|row| part.codes(row, buffer.row())));
+            read.map_err(|error| error.to_string())
+        };
+        assert_eq!(problem(""), Ok(()));
+        let tensor = |name: &str, text: &str| Err(format!("test: tensor \"m.{name}\": {text}"));
+        assert_eq!(problem("qweight"), tensor("qweight", "shape [31, 1] where [32, 1] is expected"));
+        assert_eq!(problem("qzeros"), tensor("qzeros", "dtype U8 where I32 is needed"));
+        assert_eq!(problem("scales"), tensor("scales", "NaN at group 0, output 3: the file is damaged"));
+        assert_eq!(problem("missing"), Err("test: tensor \"m.scales\" is missing".to_owned()));
+        let checkpoint = awq("");
+        let odd = WordsPart::new(&checkpoint, "m", [7, 32], AWQ, None).err().unwrap().to_string();
+        assert_eq!(odd, "test: tensor \"m.qweight\": 7 x 32 is not packed by eight");
+        let part = WordsPart::new(&checkpoint, "m", [8, 32], AWQ, None).unwrap();
+        assert!(part.floats(8, &mut [0.0; 32]).unwrap_err().to_string().ends_with("row 8 of 8"));
+    }
+
+    #[test]
+    fn an_input_of_a_group_that_is_not_there_is_named() {
+        let index: Vec<u8> = (0..32).flat_map(|input| (if input == 5 { -1i32 } else { 0 }).to_le_bytes()).collect();
+        let ones: Vec<u8> = [f16::ONE; 8].iter().flat_map(|scale| scale.to_le_bytes()).collect();
+        let builder = Builder::default()
+            .tensor("m.qweight", "I32", &[4, 8], &[0; 128])
+            .tensor("m.qzeros", "I32", &[1, 1], &[0; 4])
+            .tensor("m.scales", "F16", &[1, 8], &ones)
+            .tensor("m.g_idx", "I32", &[32], &index);
+        let checkpoint = Checkpoint::from_bytes("test", builder.build()).unwrap();
+        let problem = WordsPart::new(&checkpoint, "m", [8, 32], GPTQ, None).err().unwrap().to_string();
+        assert_eq!(problem, "test: tensor \"m.g_idx\": input 5 is in group 4294967295 of 1");
+    }
+
+    #[test]
+    fn larger_groups_become_ours_with_repeated_scales() {
+        assert_eq!(
+            [32, 64, 96, 128, 192, 256].map(|size| group(Some(size))),
+            [Group::G32, Group::G64, Group::G32, Group::G128, Group::G64, Group::G128]
+        );
+        assert_eq!(group(None), Group::Row);
+        assert!(is_group_size(32) && !is_group_size(0) && !is_group_size(48));
     }
 }

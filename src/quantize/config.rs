@@ -50,7 +50,11 @@ mod tests {
 
     #[test]
     fn only_the_quantisation_changes() {
-        let found = written(r#"{"vocab_size": 5, "quantization_config": {"quant_method": "awq"}, "x": [1]}"#, "int4-g32", "int8");
+        let found = written(
+            r#"{"vocab_size": 5, "quantization_config": {"quant_method": "awq"}, "x": [1]}"#,
+            "int4-g32",
+            "int8",
+        );
         let expected = json!({"vocab_size": 5, "x": [1], "quantization_config": {"quant_method": "trine", "version": 1,
             "weights": "int4-g32", "head": "int8", "activations": "block"}});
         assert_eq!(found, expected);

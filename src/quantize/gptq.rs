@@ -84,7 +84,8 @@ impl Factor {
             (0..n).for_each(|i| matrix[i * n + i] += damping * mean);
             match linalg::inverse_factor(&mut matrix, n) {
                 Ok(()) => {
-                    let r = matrix.chunks(n).enumerate().flat_map(|(i, row)| row.iter().map(move |x| (x / row[i]) as f32));
+                    let r =
+                        matrix.chunks(n).enumerate().flat_map(|(i, row)| row.iter().map(move |x| (x / row[i]) as f32));
                     return Factor { order: order.iter().map(|&column| first + column).collect(), r: r.collect() };
                 }
                 // More damping makes any Gram matrix positive; one with NaN has no use.
@@ -234,7 +235,8 @@ mod tests {
         }
         let importance = inputs.importance();
         let ours = rounded(&Gptq::new(inputs), &weights, columns, 32);
-        for (ours, (weights, importance)) in ours.chunks(32).zip(weights.chunks(32).zip(importance.chunks(32).cycle())) {
+        for (ours, (weights, importance)) in ours.chunks(32).zip(weights.chunks(32).zip(importance.chunks(32).cycle()))
+        {
             let scale = scale::search(weights, importance);
             let expected: Vec<f32> =
                 weights.iter().map(|w| scale::code(w * scale::invert(scale)) * scale.to_f32()).collect();

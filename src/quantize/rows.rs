@@ -110,7 +110,8 @@ fn int4(
 fn search(weights: &[f32], importance: &[f32], width: usize, raw: &mut [u8], scales: &mut [f16]) {
     let columns = importance.len();
     let groups = columns.div_ceil(width);
-    for ((weights, raw), scales) in weights.chunks(columns).zip(raw.chunks_mut(columns)).zip(scales.chunks_mut(groups)) {
+    for ((weights, raw), scales) in weights.chunks(columns).zip(raw.chunks_mut(columns)).zip(scales.chunks_mut(groups))
+    {
         let parts = weights.chunks(width).zip(importance.chunks(width)).zip(raw.chunks_mut(width)).zip(scales);
         for (((weights, importance), raw), scale) in parts {
             *scale = scale::search(weights, importance);

@@ -167,7 +167,10 @@ mod tests {
             assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), files, "limit {limit}");
             let checkpoint = Checkpoint::open(dir.path()).unwrap();
             assert_eq!(checkpoint.tensor("a").unwrap().bytes(), b"wxyz");
-            assert_eq!((checkpoint.tensor("b").unwrap().dtype(), checkpoint.tensor("b").unwrap().shape()), (Dtype::F16, [3].as_slice()));
+            assert_eq!(
+                (checkpoint.tensor("b").unwrap().dtype(), checkpoint.tensor("b").unwrap().shape()),
+                (Dtype::F16, [3].as_slice())
+            );
             assert_eq!(checkpoint.tensor("c").unwrap().to_f32().unwrap(), [1.5]);
             assert_eq!(checkpoint.total_bytes(), 14);
         }

@@ -20,7 +20,9 @@ impl Staging {
     pub(super) fn new(target: &Path) -> Result<Self> {
         match std::fs::read_dir(target).map(Iterator::count) {
             Ok(0) => {}
-            Ok(_) => return Err(Error::file(target, "is there and not empty: name a new directory, or remove it first")),
+            Ok(_) => {
+                return Err(Error::file(target, "is there and not empty: name a new directory, or remove it first"));
+            }
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
             Err(error) if error.kind() == std::io::ErrorKind::NotADirectory => {
                 return Err(Error::file(target, "is there and is no directory: name a new one"));

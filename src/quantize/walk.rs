@@ -133,7 +133,8 @@ impl<B: Backend> Walk<B> {
 
     fn rows(&self, window: usize) -> Vec<Row> {
         let ids = &self.ids[window * self.window..][..self.window];
-        let row = |(position, &token): (usize, &u32)| Row { token, sequence: 0, position: position as u32, output: false };
+        let row =
+            |(position, &token): (usize, &u32)| Row { token, sequence: 0, position: position as u32, output: false };
         ids.iter().enumerate().map(row).collect()
     }
 
@@ -164,5 +165,7 @@ fn finite(values: &[f32]) -> Result<()> {
     if values.iter().all(|value| value.is_finite()) {
         return Ok(());
     }
-    Err(Error::Request("the model's activations are not finite on the calibration text: its weights are damaged".into()))
+    Err(Error::Request(
+        "the model's activations are not finite on the calibration text: its weights are damaged".into(),
+    ))
 }

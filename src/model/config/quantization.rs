@@ -1,9 +1,9 @@
 //! How a checkpoint stores its linear layers: `quantization_config`.
 
-use super::fields::{Fields, list};
+use super::fields::{Fields, brief, list};
 use crate::Result;
-use crate::formats::words::{GroupSize, Packing, is_group_size};
 pub use crate::formats::Quantization;
+use crate::formats::words::{GroupSize, Packing, is_group_size};
 
 impl Quantization {
     pub(super) fn read(config: &Fields<'_>) -> Result<Self> {
@@ -87,7 +87,8 @@ fn read_gptq(fields: &Fields<'_>) -> Result<Quantization> {
 
 /// Checks that there are 4 bits and reads the size of a group, where -1 is a whole row; both fields have older names.
 fn four_bits(fields: &Fields<'_>, old_bits: &str, old_group: &str) -> Result<GroupSize> {
-    let either = |new: &'static str, old: &str| if fields.value(new).is_some() { new.to_owned() } else { old.to_owned() };
+    let either =
+        |new: &'static str, old: &str| if fields.value(new).is_some() { new.to_owned() } else { old.to_owned() };
     let (bits, group) = (either("bits", old_bits), either("group_size", old_group));
     match fields.required("bits", fields.count(&bits)?)? {
         4 => {}
@@ -95,8 +96,13 @@ fn four_bits(fields: &Fields<'_>, old_bits: &str, old_group: &str) -> Result<Gro
     }
     match fields.required("group_size", fields.number(&group)?)? {
         -1.0 => Ok(None),
-        size if size.fract() == 0.0 && size <= f64::from(1 << 20) && is_group_size(size as usize) => Ok(Some(size as usize)),
-        size => Err(fields.error(&group, format_args!("{size} is not supported: multiples of 32 are, and -1"))),
+        size if size.fract() == 0.0 && size <= f64::from(1 << 20) && is_group_size(size as usize) => {
+            Ok(Some(size as usize))
+        }
+        _ => {
+            let found = fields.value(&group).map(brief).unwrap_or_default();
+            Err(fields.error(&group, format_args!("{found} is not supported: multiples of 32 are, and -1")))
+        }
     }
 }
 
