@@ -293,11 +293,11 @@ mod tests {
         .unwrap()
     }
 
+    /// Changes a tensor: by what follows its name, its dtype, shape and bytes.
+    type Change = dyn Fn(&str, &mut String, &mut Vec<usize>, &mut Vec<u8>);
+
     /// The tensors of a matrix as a file has them, `change`d on the way: name, dtype, shape, bytes.
-    fn file(
-        matrix: &HostMatrix<'_>,
-        mut change: impl FnMut(&str, &mut String, &mut Vec<usize>, &mut Vec<u8>),
-    ) -> Checkpoint {
+    fn file(matrix: &HostMatrix<'_>, change: &Change) -> Checkpoint {
         let (rows, columns) = (matrix.rows(), matrix.columns());
         let mut builder = Builder::default();
         for ((tail, dtype, mut shape), bytes) in
@@ -320,7 +320,7 @@ mod tests {
         // More columns than any group, an odd number, and rows of two parts.
         for (format, columns) in formats.iter().flat_map(|&format| [(format, 320), (format, 301)]) {
             let matrix = sample(format, 6, columns);
-            let checkpoint = file(&matrix, |_, _, _, _| ());
+            let checkpoint = file(&matrix, &|_, _, _, _| ());
             let part = TrinePart::new(&checkpoint, "m", [6, columns], false).unwrap();
             assert_eq!(part.format(), format);
             let back = HostMatrix::coded(6, columns, format, |row, out| part.codes(row, out)).unwrap();
@@ -342,7 +342,7 @@ mod tests {
     #[test]
     fn damaged_tensors_are_named() {
         let int4 = |zero| Format::Int4 { group: Group::G32, zero };
-        let problem = |format, change: &dyn Fn(&str, &mut String, &mut Vec<usize>, &mut Vec<u8>)| {
+        let problem = |format, change: &Change| {
             let checkpoint = file(&sample(format, 4, 64), change);
             let mut buffer = RowBuffer::new(format, 64).unwrap();
             let read = TrinePart::new(&checkpoint, "m", [4, 64], false)
@@ -381,7 +381,7 @@ mod tests {
             }
         });
         assert_eq!(broken, "weight\": codes of I8 with scales of F32 are no format");
-        let checkpoint = file(&sample(Format::Ternary, 4, 64), |_, _, _, _| ());
+        let checkpoint = file(&sample(Format::Ternary, 4, 64), &|_, _, _, _| ());
         let other = TrinePart::new(&checkpoint, "m", [4, 68], false).err().unwrap().to_string();
         assert!(other.ends_with("shape [4, 16] where [4, 17] is expected"), "{other}");
     }

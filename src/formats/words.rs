@@ -313,7 +313,7 @@ mod tests {
         builder = builder.tensor("m.qweight", "I32", &words, &vec![0x21; 4 * words[0]]);
         let (dtype, zeros) = if change == "qzeros" { ("U8", vec![0; 1]) } else { ("I32", vec![0x33; 4]) };
         builder = builder.tensor("m.qzeros", dtype, &[1, 1], &zeros);
-        let mut scales = vec![f16::ONE; 8];
+        let mut scales = [f16::ONE; 8];
         if change == "scales" {
             scales[3] = f16::NAN;
         }
