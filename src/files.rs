@@ -105,10 +105,10 @@ impl ModelFiles {
     }
 
     /// The small files that a directory of this model has besides its weights, by name: its configuration, its
-    /// tokenizer's files, its licence.
+    /// tokenizer's files, its licence. A GGUF file's metadata in the words of such files.
     ///
     /// # Errors
-    /// One can't be read.
+    /// One can't be read, or would not say what the GGUF file says.
     pub fn documents(&self) -> Result<Vec<(&'static str, Vec<u8>)>> {
         if self.path.as_path() == Path::new(DEMO) {
             return Ok(vec![
@@ -117,6 +117,9 @@ impl ModelFiles {
                 ("tokenizer.json", demo!("tokenizer.json").to_vec()),
                 ("tokenizer_config.json", demo!("tokenizer_config.json").to_vec()),
             ]);
+        }
+        if crate::formats::gguf::is_gguf(&self.path) {
+            return gguf::documents(&self.path, &self.config);
         }
         let read = |name: &&'static str| Some(optional(&self.path.join(name)).transpose()?.map(|bytes| (*name, bytes)));
         DOCUMENTS.iter().filter_map(read).collect()

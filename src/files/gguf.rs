@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+use serde_json::Value;
+
 use super::{ModelFiles, check_vocabulary};
 use crate::formats::Checkpoint;
 use crate::formats::gguf::{GgufFile, GgufTensors, Metadata};
@@ -40,6 +42,37 @@ pub(super) fn from_file(path: &Path, file: GgufFile) -> Result<ModelFiles> {
             template.map(|template| ChatTemplate::new(template, bos.as_deref(), eos.as_deref(), &name)).transpose()?;
     }
     Ok(ModelFiles { path: path.to_owned(), config, checkpoint: Checkpoint::from_gguf(tensors), tokenizer, chat })
+}
+
+/// What the metadata of the file at `path` say in the words of a Hugging Face directory's files: `config.json`,
+/// `tokenizer.json`, `tokenizer_config.json`.
+///
+/// # Errors
+/// The file is damaged, or its configuration `expected` has something that `config.json` has no words for.
+pub(super) fn documents(path: &Path, expected: &Config) -> Result<Vec<(&'static str, Vec<u8>)>> {
+    let (metadata, tensors) = GgufFile::open(path)?.split()?;
+    let pretty = |value: &Value| format!("{value:#}\n").into_bytes();
+    let config = metadata.config_json(&tensors)?;
+    let read = Config::parse((path, config.to_string().as_bytes()), None)?;
+    if read != *expected {
+        let problem = "its biases or RoPE factors have no words in config.json: quantise its Hugging Face checkpoint";
+        return Err(Error::file(path, problem));
+    }
+    let mut documents = vec![("config.json", pretty(&config))];
+    if let Some(files) = metadata.tokenizer_files()? {
+        let mut config = files.config;
+        if let Value::Object(config) = &mut config {
+            let [bos, eos] = &files.ends;
+            for (key, value) in [("bos_token", bos), ("eos_token", eos), ("chat_template", &files.chat_template)] {
+                if let Some(value) = value {
+                    config.insert(key.to_owned(), value.as_str().into());
+                }
+            }
+        }
+        documents.push(("tokenizer.json", files.tokenizer.to_string().into_bytes()));
+        documents.push(("tokenizer_config.json", pretty(&config)));
+    }
+    Ok(documents)
 }
 
 /// The configuration: what the metadata say, and what only the tensors know.
