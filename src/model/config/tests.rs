@@ -292,11 +292,11 @@ fn rope_is_read_in_its_old_and_its_new_form() {
     assert_eq!(rope(json!({})), plain);
     assert_eq!(rope(json!({"rope_scaling": {}})), plain);
     assert_eq!(rope(json!({"rope_scaling": {"rope_type": "default"}, "pretraining_tp": 4})), plain);
-    assert_eq!(rope(json!({"rope_theta": null})), RopeConfig { base: 10_000.0, ..plain });
+    assert_eq!(rope(json!({"rope_theta": null})), RopeConfig { base: 10_000.0, ..plain.clone() });
     let linear = RopeScaling::Linear { factor: 2.5 };
     assert_eq!(
         rope(json!({"rope_scaling": {"type": "linear", "factor": 2.5}})),
-        RopeConfig { scaling: linear, ..plain }
+        RopeConfig { scaling: linear.clone(), ..plain.clone() }
     );
     let parameters = json!({"rope_type": "linear", "factor": 2.5, "rope_theta": 70});
     let expected = RopeConfig { base: 70.0, scaling: linear };
