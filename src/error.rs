@@ -22,6 +22,9 @@ pub enum Error {
     /// The request can't be served: too long a prompt, too little memory.
     #[error("{0}")]
     Request(String),
+    /// Ctrl-C ended something that leaves nothing behind unless it is finished. Exit status 130.
+    #[error("interrupted: nothing was written")]
+    Interrupted,
     /// The backend failed.
     #[error(transparent)]
     Backend(#[from] trine_backend::Error),
@@ -38,10 +41,11 @@ impl Error {
         Error::File { file: one_line(path.as_ref().display().to_string()), problem: one_line(problem.to_string()) }
     }
 
-    /// The exit status of a program that ends with this error: 2 for usage, 1 for the rest.
+    /// The exit status of a program that ends with this error: 2 for usage, 130 after an interrupt, 1 for the rest.
     pub fn exit_code(&self) -> u8 {
         match self {
             Error::Usage(_) => 2,
+            Error::Interrupted => 130,
             _ => 1,
         }
     }

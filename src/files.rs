@@ -1,4 +1,6 @@
-//! The files of a model: a Hugging Face directory, or the demo model that is compiled into the program.
+//! The files of a model: a Hugging Face directory, a GGUF file, or the demo model that is compiled into the program.
+
+mod gguf;
 
 use std::path::{Path, PathBuf};
 
@@ -9,7 +11,7 @@ use crate::{Error, Result};
 
 /// A model's weights, configuration and tokens, read but not yet on a device.
 pub struct ModelFiles {
-    /// The directory, or the demo model's name.
+    /// The directory or file, or the demo model's name.
     pub path: PathBuf,
     /// Shapes and constants.
     pub config: Config,
@@ -23,6 +25,24 @@ pub struct ModelFiles {
 
 /// Name of the demo model.
 pub const DEMO: &str = "tales-bitnet-20m";
+
+/// What a Hugging Face directory may have besides weights that belongs to the model.
+const DOCUMENTS: [&str; 14] = [
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+    "LICENSE",
+    "LICENSE.txt",
+    "NOTICE",
+    "README.md",
+];
 
 macro_rules! demo {
     ($file:literal) => {
@@ -53,13 +73,16 @@ impl ModelFiles {
         })
     }
 
-    /// Opens a Hugging Face directory.
+    /// Opens a Hugging Face directory, or one GGUF file.
     ///
     /// # Errors
-    /// It is missing, or is no such directory (says what it is), or one of its files is damaged or describes
-    /// something unsupported.
-    pub fn open(dir: impl AsRef<Path>) -> Result<Self> {
-        let dir = dir.as_ref();
+    /// It is missing, or is neither (says what it is), or one of its files is damaged or describes something
+    /// unsupported.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self> {
+        let dir = path.as_ref();
+        if crate::formats::gguf::is_gguf(dir) {
+            return gguf::open(dir);
+        }
         // The weights first: they know best what a path really is (GGUF, PyTorch, nothing at all).
         let checkpoint = Checkpoint::open(dir)?;
         let config = Config::load(dir)?;
@@ -79,6 +102,27 @@ impl ModelFiles {
             .transpose()?;
         let chat = ChatTemplate::find(tokenizer_config.as_deref(), jinja.as_deref(), &dir.display().to_string())?;
         Ok(ModelFiles { path: dir.to_owned(), config, checkpoint, tokenizer, chat })
+    }
+
+    /// The small files that a directory of this model has besides its weights, by name: its configuration, its
+    /// tokenizer's files, its licence. A GGUF file's metadata in the words of such files.
+    ///
+    /// # Errors
+    /// One can't be read, or would not say what the GGUF file says.
+    pub fn documents(&self) -> Result<Vec<(&'static str, Vec<u8>)>> {
+        if self.path.as_path() == Path::new(DEMO) {
+            return Ok(vec![
+                ("config.json", demo!("config.json").to_vec()),
+                ("generation_config.json", demo!("generation_config.json").to_vec()),
+                ("tokenizer.json", demo!("tokenizer.json").to_vec()),
+                ("tokenizer_config.json", demo!("tokenizer_config.json").to_vec()),
+            ]);
+        }
+        if crate::formats::gguf::is_gguf(&self.path) {
+            return gguf::documents(&self.path, &self.config);
+        }
+        let read = |name: &&'static str| Some(optional(&self.path.join(name)).transpose()?.map(|bytes| (*name, bytes)));
+        DOCUMENTS.iter().filter_map(read).collect()
     }
 
     /// The tokenizer of a model that text goes into.

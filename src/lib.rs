@@ -15,6 +15,7 @@ pub mod generation;
 pub mod memory;
 pub mod model;
 pub mod perplexity;
+pub mod quantize;
 pub mod sample;
 pub mod session;
 pub mod stop;

@@ -117,8 +117,8 @@ fn another_format() {
     let dir = tempfile::tempdir().unwrap();
     let gguf = dir.path().join("model.gguf");
     fs::write(&gguf, b"GGUF\x03\0\0\0 and more").unwrap();
-    refuses(&gguf, &["model.gguf", "GGUF", "safetensors"]);
-    refuses(dir.path(), &["GGUF", "model.gguf", "safetensors"]);
+    refuses(&gguf, &["model.gguf", "truncated or damaged"]);
+    refuses(dir.path(), &["GGUF", "model.gguf", "give that file itself"]);
 }
 
 #[test]

@@ -47,7 +47,7 @@ fn golden(dir: &Path) -> Vec<Golden> {
 }
 
 /// Runs `tokens` from `position` on and returns their logits.
-fn run<B: Backend>(engine: &mut Engine<B>, tokens: &[u32], position: usize) -> Vec<f32> {
+pub(crate) fn run<B: Backend>(engine: &mut Engine<B>, tokens: &[u32], position: usize) -> Vec<f32> {
     let row = |(i, &token): (usize, &u32)| Row { token, sequence: 0, position: (position + i) as u32, output: true };
     let rows: Vec<Row> = tokens.iter().enumerate().map(row).collect();
     let mut logits = vec![0.0; tokens.len() * engine.config().vocab];

@@ -2,8 +2,10 @@
 
 mod bad_input;
 mod cli;
+mod gguf;
 mod golden;
 mod loading;
 mod program;
 mod quality;
+mod quantize;
 mod session;

@@ -11,6 +11,7 @@ use crate::Result;
 use crate::engine::{DEFAULT_BATCH, EngineOptions};
 use crate::files::ModelFiles;
 use crate::model::Formats;
+use crate::quantize::Method;
 use crate::tsar_model::Shapes;
 
 /// Runs large language models on small machines.
@@ -46,6 +47,8 @@ pub(super) enum Command {
     Bench(BenchArgs),
     /// Measure how well a model predicts a text.
     Perplexity(PerplexityArgs),
+    /// Write a model with its weights in a smaller number format.
+    Quantize(QuantizeArgs),
     /// Count what T-SAR's instructions would do in hardware, and compare.
     TsarModel(TsarModelArgs),
     /// Print a completion script for a shell.
@@ -64,8 +67,9 @@ pub(super) enum Command {
 /// Which model.
 #[derive(Clone, Debug, Args)]
 pub(super) struct ModelArgs {
-    /// Hugging Face directory (config.json, *.safetensors, tokenizer.json); without it the demo model in this program.
-    #[arg(short, long, value_name = "DIR", env = "TRINE_MODEL", hide_env_values = true)]
+    /// Hugging Face directory (config.json, *.safetensors, tokenizer.json) or GGUF file; without it the demo model in this
+    /// program.
+    #[arg(short, long, value_name = "PATH", env = "TRINE_MODEL", hide_env_values = true)]
     pub(super) model: Option<PathBuf>,
 }
 
@@ -373,6 +377,40 @@ pub(super) enum PerplexityOutput {
     Text,
     /// A JSON object.
     Json,
+}
+
+/// `trine quantize`.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Writes config.json, the tokenizer's files and safetensors in the layout of docs/formats.md; OUT appears \
+    when all is done.\nCodes that the new format holds are kept as they are: AWQ, GPTQ and ternary weights lose nothing.\n\
+    The calibration text should be like what the model will read: some 100 kB are enough."
+)]
+pub(super) struct QuantizeArgs {
+    /// The model, as for -m; `demo` for the one in this program.
+    #[arg(value_name = "IN")]
+    pub(super) input: PathBuf,
+    /// The directory to make.
+    #[arg(value_name = "OUT")]
+    pub(super) output: PathBuf,
+    /// Number format of the layers' weights [default: as in the model]: int4-g32, int4-g64, int4-g128, int4-row, int8,
+    /// int8-row, ternary (where they are), f32, f16 or bf16.
+    #[arg(long, value_name = "FORMAT")]
+    pub(super) to: Option<Format>,
+    /// Number format of embedding and lm_head [default: int8 where the layers are quantised, else as in the model].
+    #[arg(long, value_name = "FORMAT")]
+    pub(super) head: Option<Format>,
+    /// How int4 codes are chosen: rtn (the nearest), search (the best scale) or gptq (roundings are made up for).
+    #[arg(long, value_name = "METHOD", default_value = "search")]
+    pub(super) method: Method,
+    /// Text that shows which weights matter.
+    #[arg(long, value_name = "FILE")]
+    pub(super) calibrate: Option<PathBuf>,
+    /// Tokens of that text that are used.
+    #[arg(long, value_name = "N", default_value = "32768", requires = "calibrate")]
+    pub(super) calibrate_tokens: NonZeroUsize,
+    #[command(flatten)]
+    pub(super) device: DeviceArgs,
 }
 
 /// `trine tsar-model`.

@@ -12,6 +12,7 @@ use crate::Result;
 use crate::engine::EngineOptions;
 use crate::files::ModelFiles;
 use crate::formats::Checkpoint;
+use crate::formats::words::Packing;
 use crate::memory::{self, human};
 use crate::model::{Extent, Plan, Quantization};
 
@@ -48,6 +49,9 @@ impl Report<'_> {
             Quantization::None => "none",
             Quantization::Bitnet { online: true, .. } => "bitnet, ternarised on loading",
             Quantization::Bitnet { online: false, .. } => "bitnet, packed",
+            Quantization::Trine { .. } => "trine",
+            Quantization::Words { packing: Packing::Awq, .. } => "AWQ",
+            Quantization::Words { packing: Packing::Gptq { .. }, .. } => "GPTQ",
         }
     }
 
@@ -58,7 +62,7 @@ impl Report<'_> {
     fn rows(&self) -> Result<Vec<(&'static str, String)>> {
         let (files, plan, config) = (self.files, &self.plan, &self.files.config);
         let dtypes: Vec<_> =
-            dtypes(&files.checkpoint)?.iter().map(|(name, bytes)| format!("{name} {}", human(*bytes))).collect();
+            dtypes(&files.checkpoint).iter().map(|(name, bytes)| format!("{name} {}", human(*bytes))).collect();
         let tokens = match &files.tokenizer {
             None => "none: text can't be read".to_owned(),
             Some(tokenizer) => format!("{} tokens", tokenizer.vocab_size()),
@@ -134,7 +138,7 @@ impl Report<'_> {
             },
             "file": {
                 "bytes": files.checkpoint.total_bytes(),
-                "dtypes": dtypes(&files.checkpoint)?,
+                "dtypes": dtypes(&files.checkpoint),
                 "quantization": self.quantization(),
             },
             "weights": plan.body_format.to_string(),
@@ -159,11 +163,10 @@ impl Report<'_> {
 }
 
 /// Bytes of each dtype in the file.
-fn dtypes(checkpoint: &Checkpoint) -> Result<BTreeMap<String, u64>> {
+fn dtypes(checkpoint: &Checkpoint) -> BTreeMap<String, u64> {
     let mut bytes = BTreeMap::new();
-    for name in checkpoint.names() {
-        let tensor = checkpoint.tensor(name)?;
-        *bytes.entry(tensor.dtype().to_string()).or_default() += tensor.bytes().len() as u64;
+    for (_, dtype, size) in checkpoint.stored() {
+        *bytes.entry(dtype).or_default() += size;
     }
-    Ok(bytes)
+    bytes
 }

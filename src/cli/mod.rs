@@ -13,6 +13,7 @@ mod output;
 mod pages;
 mod perplexity;
 mod progress;
+mod quantize;
 mod run;
 mod tsar_model;
 
@@ -56,6 +57,7 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> Result<Exit> {
         Command::Doctor(args) => doctor::run::<Active>(&device(&args.device)?, backend::COMPILED, args.json),
         Command::Bench(args) => bench::run::<Active>(&args, &devices(&args.threads, &args.isa.isa)?, verbosity),
         Command::Perplexity(args) => perplexity::run::<Active>(&args, &device(&args.device)?, verbosity),
+        Command::Quantize(args) => quantize::run::<Active>(&args, &device(&args.device)?, verbosity),
         Command::TsarModel(args) => tsar_model::run(&args),
         Command::Completions { shell } => pages::completions(command(), shell),
         Command::Man { dir } => pages::manual(command(), dir.as_deref()),

@@ -42,6 +42,13 @@ impl Verbosity {
         !self.quiet && io::stderr().is_terminal()
     }
 
+    /// A remark that only --quiet keeps away.
+    pub(super) fn remark(&self, text: &str) {
+        if !self.quiet {
+            note(text);
+        }
+    }
+
     /// A remark for those who asked for details.
     pub(super) fn detail(&self, text: impl FnOnce() -> String) {
         if self.verbose {

@@ -70,6 +70,8 @@ pub(super) fn load<B: Backend>(
     let mut progress = Progress::new("loading", files.checkpoint.total_bytes(), verbosity);
     let start = Instant::now();
     let engine = Engine::<B>::load(device, files, options, &mut |bytes| progress.advance_bytes(bytes))?;
+    drop(progress);
+    engine.plan().requantised.iter().for_each(|line| verbosity.remark(line));
     verbosity.detail(|| {
         let (plan, info) = (engine.plan(), engine.backend().info());
         let facts: String = info.facts.iter().map(|(name, fact)| format!(", {name} {fact}")).collect();

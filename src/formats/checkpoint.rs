@@ -1,14 +1,19 @@
-//! All tensors of a model: one safetensors file, a directory of them, or bytes compiled into the program.
+//! All tensors of a model: one safetensors file, a directory of them, bytes compiled into the program, or a GGUF file.
 
 use std::collections::BTreeMap;
 use std::path::{Component, Path, PathBuf};
 
 use serde::Deserialize;
+use trine_backend::Format;
 
+use super::gguf::{GgufFile, GgufTensors, is_gguf};
 use super::mapped::Mapped;
+use super::part::{self, BitnetPart, DensePart, Part, PartInfo, Quantization};
 use super::safetensors::SafetensorsFile;
-use super::tensor::Tensor;
+use super::tensor::{Tensor, check_finite};
+use super::trine::{self, TrinePart};
 use super::unique::Entries;
+use super::words::WordsPart;
 use super::{kind, quoted};
 use crate::{Error, Result};
 
@@ -21,30 +26,52 @@ const LARGEST_INDEX: u64 = 100_000_000;
 #[derive(Debug)]
 pub struct Checkpoint {
     path: PathBuf,
+    source: Source,
+}
+
+#[derive(Debug)]
+enum Source {
+    Safetensors(Shards),
+    Gguf(GgufTensors),
+}
+
+/// The tensors of safetensors files.
+#[derive(Debug)]
+struct Shards {
     files: Vec<SafetensorsFile>,
     /// Name -> (file, tensor in it).
     places: BTreeMap<String, (usize, usize)>,
 }
 
+impl Shards {
+    fn tensor(&self, name: &str) -> Option<Tensor<'_>> {
+        let &(file, index) = self.places.get(name)?;
+        self.files.get(file)?.tensor(index)
+    }
+}
+
 impl Checkpoint {
     /// Opens the weights at `path`: a Hugging Face directory (`model.safetensors`, else the shards that
-    /// `model.safetensors.index.json` lists), or one safetensors file.
+    /// `model.safetensors.index.json` lists), one safetensors file, or one GGUF file.
     ///
     /// # Errors
-    /// There are no such weights (says what is there instead, as GGUF or PyTorch files), a file is not sound
-    /// safetensors, a shard is missing or lacks a tensor, or two shards hold the same tensor.
+    /// There are no such weights (says what is there instead, as PyTorch files), a file is not sound
+    /// safetensors or GGUF, a shard is missing or lacks a tensor, or two shards hold the same tensor.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let is_dir = std::fs::metadata(path).map_err(|error| Error::file(path, error))?.is_dir();
+        if is_gguf(path) {
+            return Ok(Self::from_gguf(GgufFile::open(path)?.split()?.1));
+        }
         if !is_dir {
-            return Self::gather(path, vec![SafetensorsFile::open(path)?]);
+            return Self::of_files(path, vec![SafetensorsFile::open(path)?]);
         }
         let (single, index) = (path.join(SINGLE), path.join(INDEX));
         // Listed, not reachable: a dangling link of an unfinished download is to be named, not passed over.
         let listed = |path: &Path| path.symlink_metadata().is_ok();
         // transformers looks in this order.
         if listed(&single) {
-            Self::gather(path, vec![SafetensorsFile::open(&single)?])
+            Self::of_files(path, vec![SafetensorsFile::open(&single)?])
         } else if listed(&index) {
             Self::open_shards(path, &index)
         } else {
@@ -59,7 +86,12 @@ impl Checkpoint {
     /// The bytes are not sound safetensors.
     pub fn from_bytes(name: impl AsRef<Path>, bytes: impl Into<Mapped>) -> Result<Self> {
         let name = name.as_ref();
-        Self::gather(name, vec![SafetensorsFile::parse(name, bytes.into())?])
+        Self::of_files(name, vec![SafetensorsFile::parse(name, bytes.into())?])
+    }
+
+    /// The tensors of a GGUF file.
+    pub fn from_gguf(tensors: GgufTensors) -> Self {
+        Self { path: tensors.path().to_owned(), source: Source::Gguf(tensors) }
     }
 
     fn open_shards(dir: &Path, index: &Path) -> Result<Self> {
@@ -85,27 +117,18 @@ impl Checkpoint {
             };
             shard_of.push((tensor, number));
         }
-        let checkpoint = Self::gather(dir, files)?;
+        let shards = gather(files)?;
         for (tensor, number) in shard_of {
-            if checkpoint.places.get(&tensor).is_none_or(|&(file, _)| file != number) {
+            if shards.places.get(&tensor).is_none_or(|&(file, _)| file != number) {
                 let problem = format_args!("tensor {} is missing: {INDEX} lists it here", quoted(&tensor));
-                return Err(Error::file(checkpoint.files[number].path(), problem));
+                return Err(Error::file(shards.files[number].path(), problem));
             }
         }
-        Ok(checkpoint)
+        Ok(Self { path: dir.to_owned(), source: Source::Safetensors(shards) })
     }
 
-    /// Finds every tensor's place; `files` is not empty.
-    fn gather(path: &Path, files: Vec<SafetensorsFile>) -> Result<Self> {
-        let mut places = BTreeMap::new();
-        for (file, shard) in files.iter().enumerate() {
-            for (index, tensor) in shard.tensors().enumerate() {
-                if let Some((first, _)) = places.insert(tensor.name().to_owned(), (file, index)) {
-                    return Err(tensor.error(format_args!("also in {}", files[first].path().display())));
-                }
-            }
-        }
-        Ok(Self { path: path.to_owned(), files, places })
+    fn of_files(path: &Path, files: Vec<SafetensorsFile>) -> Result<Self> {
+        Ok(Self { path: path.to_owned(), source: Source::Safetensors(gather(files)?) })
     }
 
     /// The path that was opened, or the name of the bytes.
@@ -116,12 +139,14 @@ impl Checkpoint {
     /// The tensor called `name`.
     ///
     /// # Errors
-    /// There is none.
+    /// There is none, or it is one of GGUF's coded types, which only [`Checkpoint::part`] reads.
     pub fn tensor(&self, name: &str) -> Result<Tensor<'_>> {
-        self.places
-            .get(name)
-            .and_then(|&(file, index)| self.files.get(file)?.tensor(index))
-            .ok_or_else(|| Error::file(&self.path, format_args!("tensor {} is missing", quoted(name))))
+        match &self.source {
+            Source::Gguf(tensors) => tensors.tensor(name),
+            Source::Safetensors(shards) => shards
+                .tensor(name)
+                .ok_or_else(|| Error::file(&self.path, format_args!("tensor {} is missing", quoted(name)))),
+        }
     }
 
     /// The tensor called `name`, which must have `shape`.
@@ -134,23 +159,129 @@ impl Checkpoint {
 
     /// Whether there is a tensor called `name`.
     pub fn contains(&self, name: &str) -> bool {
-        self.places.contains_key(name)
+        match &self.source {
+            Source::Gguf(tensors) => tensors.contains(name),
+            Source::Safetensors(shards) => shards.places.contains_key(name),
+        }
     }
 
     /// The names of all tensors, sorted.
     pub fn names(&self) -> impl Iterator<Item = &str> {
-        self.places.keys().map(String::as_str)
+        let (gguf, shards) = match &self.source {
+            Source::Gguf(tensors) => (Some(tensors.names()), None),
+            Source::Safetensors(shards) => (None, Some(shards.places.keys().map(String::as_str))),
+        };
+        gguf.into_iter().flatten().chain(shards.into_iter().flatten())
     }
 
     /// The bytes of all tensors together.
     pub fn total_bytes(&self) -> u64 {
-        self.files.iter().flat_map(SafetensorsFile::tensors).map(|tensor| tensor.bytes().len() as u64).sum()
+        self.stored().map(|(_, _, bytes)| bytes).sum()
+    }
+
+    /// What the header says about the matrix called `name` (its tensors' name without `.weight` and the like), which is
+    /// stored as `quantization` says.
+    ///
+    /// # Errors
+    /// It is missing, or of a type that is not read.
+    pub fn part_info(&self, name: &str, quantization: Quantization) -> Result<PartInfo> {
+        if let Source::Gguf(tensors) = &self.source {
+            return tensors.part_info(name);
+        }
+        if let Quantization::Words { packing, group } = quantization {
+            // Whether the codes can be kept is in a tensor, g_idx.
+            return WordsPart::info(self, name, packing, group);
+        }
+        let tensor = self.tensor(&format!("{name}.weight"))?;
+        let format = match quantization {
+            Quantization::Bitnet { .. } => Format::Ternary,
+            Quantization::Trine { .. } => trine::format(self, name)?,
+            _ => part::dense_format(&tensor)?,
+        };
+        Ok(PartInfo { tensor: tensor.name().to_owned(), format, stored: tensor.dtype().to_string(), exact: true })
+    }
+
+    /// Opens the matrix called `name`, which must have `shape`, rows and columns, for reading. May read all of it once.
+    ///
+    /// # Errors
+    /// It is missing, has another shape, or is not what `quantization` says.
+    pub fn part(&self, name: &str, shape: [usize; 2], quantization: Quantization) -> Result<Box<dyn Part + '_>> {
+        if let Source::Gguf(tensors) = &self.source {
+            return tensors.part(name, shape);
+        }
+        if let Quantization::Words { packing, group } = quantization {
+            return Ok(Box::new(WordsPart::new(self, name, shape, packing, group)?));
+        }
+        let tensor = self.tensor(&format!("{name}.weight"))?;
+        Ok(match quantization {
+            Quantization::Trine { per_token } if self.contains(&format!("{name}.weight_scale")) => {
+                Box::new(TrinePart::new(self, name, shape, per_token)?)
+            }
+            Quantization::Trine { .. } | Quantization::Words { .. } | Quantization::None => {
+                Box::new(DensePart::new(tensor.expect_shape(&shape)?)?)
+            }
+            Quantization::Bitnet { online: true, .. } => Box::new(BitnetPart::online(tensor.expect_shape(&shape)?)?),
+            Quantization::Bitnet { divide, .. } => {
+                let scale = self.tensor(&format!("{name}.weight_scale"))?;
+                Box::new(BitnetPart::packed(tensor, &scale, divide, shape)?)
+            }
+        })
+    }
+
+    /// The values of the vector called `name`, `length` of them and all finite.
+    ///
+    /// # Errors
+    /// It is missing, has another shape, is no vector of floats, or holds NaN or infinity.
+    pub fn vector(&self, name: &str, length: usize) -> Result<Vec<f32>> {
+        if let Source::Gguf(tensors) = &self.source {
+            return tensors.vector(name, length);
+        }
+        let tensor = self.tensor_of_shape(name, &[length])?;
+        let values = tensor.to_f32()?;
+        check_finite(&values, &tensor, 0)?;
+        Ok(values)
+    }
+
+    /// An error about the tensor called `name`.
+    pub fn error(&self, name: &str, problem: impl std::fmt::Display) -> Error {
+        if let Source::Gguf(tensors) = &self.source {
+            return tensors.error(name, problem);
+        }
+        match self.tensor(name) {
+            Ok(tensor) => tensor.error(problem),
+            Err(missing) => missing,
+        }
+    }
+
+    /// Every tensor's name, type in the file's words, and bytes, sorted by name.
+    pub fn stored(&self) -> impl Iterator<Item = (&str, String, u64)> {
+        self.names().filter_map(|name| match &self.source {
+            Source::Gguf(tensors) => tensors.stored(name).ok().map(|(kind, bytes)| (name, kind.to_string(), bytes)),
+            Source::Safetensors(shards) => {
+                let tensor = shards.tensor(name)?;
+                Some((name, tensor.dtype().to_string(), tensor.bytes().len() as u64))
+            }
+        })
     }
 
     /// Tells the system that the tensor's pages are not needed for now; see [`Mapped::release`].
     pub fn release(&self, tensor: &Tensor<'_>) {
         tensor.release();
     }
+}
+
+/// Finds every tensor's place.
+fn gather(files: Vec<SafetensorsFile>) -> Result<Shards> {
+    let mut places = BTreeMap::new();
+    for (file, shard) in files.iter().enumerate() {
+        for (index, tensor) in shard.tensors().enumerate() {
+            if let Some((first, _)) = places.insert(tensor.name().to_owned(), (file, index)) {
+                let first: &SafetensorsFile = &files[first];
+                return Err(tensor.error(format_args!("also in {}", first.path().display())));
+            }
+        }
+    }
+    Ok(Shards { files, places })
 }
 
 /// The index's (tensor, shard) pairs.
@@ -345,11 +476,8 @@ mod tests {
     #[test]
     fn what_is_no_safetensors_model_is_named() {
         let found = |name: &str| Dir::new().with("config.json", "{}").with(name, "GGUF").problem();
-        let wanted = "give a Hugging Face directory with safetensors";
-        assert_eq!(
-            found("model-q4.gguf"),
-            format!("DIR: holds GGUF weights (model-q4.gguf), which this build does not read: {wanted}")
-        );
+        let wanted = "give a Hugging Face directory with safetensors, or a GGUF file";
+        assert_eq!(found("model-q4.gguf"), "DIR: holds GGUF weights (model-q4.gguf): give that file itself");
         let pytorch = "which are not read because they can hold code";
         assert_eq!(
             found("pytorch_model-00001-of-00002.bin"),
@@ -364,7 +492,7 @@ mod tests {
         assert!(Dir::new().problem().starts_with("DIR: holds no model: give"));
         let dir = Dir::new().with("a.gguf", b"GGUF\x03\0\0\0").with("b.bin", b"PK\x03\x04....");
         let file = |name| Checkpoint::open(dir.0.path().join(name)).unwrap_err().to_string();
-        assert!(file("a.gguf").contains("a.gguf: a GGUF file, which this build does not read: give"));
+        assert!(file("a.gguf").contains("a.gguf: the number of tensors should have 8 bytes and 0 are left"));
         assert!(file("b.bin").contains("b.bin: a PyTorch checkpoint"));
         assert!(file("none").contains("none: No such file"));
     }

@@ -6,7 +6,7 @@ use std::path::Path;
 use crate::{Error, Result};
 
 /// What works today.
-const WANTED: &str = "give a Hugging Face directory with safetensors";
+const WANTED: &str = "give a Hugging Face directory with safetensors, or a GGUF file";
 
 /// What `bytes`, the beginning of a file, are, if they are plainly something else than safetensors.
 pub(super) fn not_safetensors(bytes: &[u8]) -> Option<String> {
@@ -14,8 +14,8 @@ pub(super) fn not_safetensors(bytes: &[u8]) -> Option<String> {
     if bytes.get(8) == Some(&b'{') {
         return None;
     }
-    let found = if bytes.starts_with(b"GGUF") {
-        "a GGUF file, which this build does not read"
+    let found = if bytes.starts_with(super::gguf::MAGIC) {
+        return Some("a GGUF file: give that file itself, not the directory".to_owned());
     } else if bytes.starts_with(b"PK\x03\x04") || bytes.starts_with(b"\x80\x02") {
         "a PyTorch checkpoint (pickle), which is not read because it can hold code"
     } else if bytes.starts_with(b"version https://git-lfs.github.com/spec/") {
@@ -55,7 +55,7 @@ fn describe(names: &[String]) -> String {
         return format!("holds {name} but neither model.safetensors nor model.safetensors.index.json");
     }
     if let Some(name) = find(&|name| name.to_ascii_lowercase().ends_with(".gguf")) {
-        return format!("holds GGUF weights ({name}), which this build does not read: {WANTED}");
+        return format!("holds GGUF weights ({name}): give that file itself");
     }
     if let Some(name) = find(&is_pytorch) {
         return format!("holds PyTorch weights ({name}), which are not read because they can hold code: {WANTED}");

@@ -1,14 +1,19 @@
-//! Files that hold weights: Hugging Face safetensors directories and the quantised layouts inside them.
+//! Files that hold weights: Hugging Face safetensors directories and the quantised layouts inside them, and GGUF files.
 //!
-//! Nothing here knows a model: [`Checkpoint`] gives named, typed, shaped bytes; [`bitnet`] reads the ternary layouts.
+//! Nothing here knows a model: [`Checkpoint`] gives named, typed, shaped bytes; [`bitnet`] reads the ternary layouts,
+//! [`part`] gives the rows of a matrix to the loader whatever they are stored as, [`gguf`] reads GGUF.
 //! Nothing that a file says is trusted: every size, offset and shape is checked once, on opening, with checked
 //! arithmetic, and what is wrong comes out as one line with the file, the tensor and the reason.
 
 pub mod bitnet;
 pub mod checkpoint;
+pub mod gguf;
 pub mod mapped;
+pub mod part;
 pub mod safetensors;
 pub mod tensor;
+pub mod trine;
+pub mod words;
 
 mod kind;
 mod unique;
@@ -19,6 +24,7 @@ pub(crate) mod test_files;
 pub use bitnet::{OnlineTernary, PackedTernary};
 pub use checkpoint::Checkpoint;
 pub use mapped::Mapped;
+pub use part::{Part, PartInfo, Quantization};
 pub use tensor::{Dtype, Tensor, check_finite};
 
 /// A name out of a file, fit for an error line: quoted, control characters escaped, cut if absurdly long.

@@ -67,6 +67,22 @@ impl<B: Backend> Activations<B> {
     pub fn logits(&self) -> &B::Buf {
         &self.logits
     }
+
+    /// The residual stream, `[rows, hidden]`.
+    pub(crate) fn residual(&mut self) -> &mut B::Buf {
+        &mut self.x
+    }
+
+    /// What the last block's two projections were multiplied with: of an attention block q|k|v's and the output
+    /// projection's inputs.
+    pub(crate) fn attention_inputs(&self) -> [&B::Buf; 2] {
+        [&self.normed, self.attention_normed.as_ref().unwrap_or(&self.attention)]
+    }
+
+    /// As above, of a feed-forward block: gate|up's and the down projection's inputs.
+    pub(crate) fn feed_forward_inputs(&self) -> [&B::Buf; 2] {
+        [&self.normed, self.gated_normed.as_ref().unwrap_or(&self.gated)]
+    }
 }
 
 /// Records one step: from the token ids of the step's rows to the logits of its outputs (left out where
@@ -86,7 +102,7 @@ pub fn forward<B: Backend>(
             0 => b.rms_norm(&mut s.normed, &s.x, &layer.input_norm, config.eps),
             _ => b.add_rms_norm(&mut s.normed, &mut s.x, &s.delta, &layer.input_norm, config.eps),
         }
-        attention(b, config, weights, layer, index, s, kv);
+        attention(b, config, &weights.rope, layer, index, s, kv);
         b.add_rms_norm(&mut s.normed, &mut s.x, &s.delta, &layer.post_attention_norm, config.eps);
         feed_forward(b, config, layer, s);
     }
@@ -98,11 +114,37 @@ pub fn forward<B: Backend>(
     }
 }
 
+/// The attention block of one layer by itself, whose cache is layer 0 of `kv`: `x += attention(norm(x))`.
+pub(crate) fn attention_block<B: Backend>(
+    b: &mut B,
+    config: &Config,
+    rope: &B::Buf,
+    layer: &Layer<B>,
+    s: &mut Activations<B>,
+    kv: &mut B::Kv,
+) {
+    b.rms_norm(&mut s.normed, &s.x, &layer.input_norm, config.eps);
+    attention(b, config, rope, layer, 0, s, kv);
+    b.add(&mut s.x, &s.delta);
+}
+
+/// The feed-forward block of one layer by itself: `x += feed_forward(norm(x))`.
+pub(crate) fn feed_forward_block<B: Backend>(b: &mut B, config: &Config, layer: &Layer<B>, s: &mut Activations<B>) {
+    b.rms_norm(&mut s.normed, &s.x, &layer.post_attention_norm, config.eps);
+    feed_forward(b, config, layer, s);
+    b.add(&mut s.x, &s.delta);
+}
+
+/// The norm before lm_head, of all rows; what it makes is the first of [`Activations::attention_inputs`].
+pub(crate) fn norm_block<B: Backend>(b: &mut B, config: &Config, norm: &B::Buf, s: &mut Activations<B>) {
+    b.rms_norm(&mut s.normed, &s.x, norm, config.eps);
+}
+
 /// `delta = W_o · sub_norm(attend(rope(norm(W_qkv · normed))))`
 fn attention<B: Backend>(
     b: &mut B,
     config: &Config,
-    weights: &Weights<B>,
+    rope: &B::Buf,
     layer: &Layer<B>,
     index: usize,
     s: &mut Activations<B>,
@@ -113,7 +155,7 @@ fn attention<B: Backend>(
     if let Some((query, key)) = &layer.head_norms {
         b.head_norm(&mut s.qkv, heads, query, key, config.eps);
     }
-    b.rope_store_kv(kv, index, &mut s.qkv, heads, &weights.rope);
+    b.rope_store_kv(kv, index, &mut s.qkv, heads, rope);
     b.attend(&mut s.attention, &s.qkv, kv, index, heads);
     let attended = match (&mut s.attention_normed, &layer.attention_norm) {
         (Some(normed), Some(weight)) => {

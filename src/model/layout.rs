@@ -4,20 +4,20 @@ use super::Config;
 
 /// A matrix of the graph, made of the rows of one or several tensors under each other.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct MatrixSource {
+pub(crate) struct MatrixSource {
     /// Tensor name without `.weight`, and its rows.
-    pub(super) parts: Vec<(String, usize)>,
+    pub(crate) parts: Vec<(String, usize)>,
     /// Inputs.
-    pub(super) columns: usize,
+    pub(crate) columns: usize,
     /// Whether every part has a `.bias`.
-    pub(super) bias: bool,
+    pub(crate) bias: bool,
     /// What the matrix is for, which decides its number format.
-    pub(super) role: Role,
+    pub(crate) role: Role,
 }
 
 /// What a matrix is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Role {
+pub(crate) enum Role {
     /// A projection inside a layer.
     Body,
     /// Embedding or lm_head.
@@ -30,40 +30,40 @@ impl MatrixSource {
     }
 
     /// Outputs.
-    pub(super) fn rows(&self) -> usize {
+    pub(crate) fn rows(&self) -> usize {
         self.parts.iter().map(|(_, rows)| rows).sum()
     }
 
     /// Weights.
-    pub(super) fn weights(&self) -> u64 {
+    pub(crate) fn weights(&self) -> u64 {
         self.rows() as u64 * self.columns as u64
     }
 }
 
 /// The matrices and vectors of one layer.
 #[derive(Clone, Debug)]
-pub(super) struct LayerSource {
+pub(crate) struct LayerSource {
     /// Fused query, key and value projections.
-    pub(super) qkv: MatrixSource,
+    pub(crate) qkv: MatrixSource,
     /// Attention's output projection.
-    pub(super) attention_output: MatrixSource,
+    pub(crate) attention_output: MatrixSource,
     /// Fused gate and up projections.
-    pub(super) gate_up: MatrixSource,
+    pub(crate) gate_up: MatrixSource,
     /// The down projection.
-    pub(super) down: MatrixSource,
+    pub(crate) down: MatrixSource,
     /// Vectors, as name and length.
-    pub(super) input_norm: (String, usize),
+    pub(crate) input_norm: (String, usize),
     /// As above.
-    pub(super) post_attention_norm: (String, usize),
+    pub(crate) post_attention_norm: (String, usize),
     /// Query and key norms of each head.
-    pub(super) head_norms: Option<[(String, usize); 2]>,
+    pub(crate) head_norms: Option<[(String, usize); 2]>,
     /// Sub-norms before the output and down projections.
-    pub(super) sub_norms: Option<[(String, usize); 2]>,
+    pub(crate) sub_norms: Option<[(String, usize); 2]>,
 }
 
 impl LayerSource {
     /// The sources of layer `index`.
-    pub(super) fn new(config: &Config, index: usize) -> Self {
+    pub(crate) fn new(config: &Config, index: usize) -> Self {
         let name = |tail: &str| format!("model.layers.{index}.{tail}");
         let (hidden, inner, heads) = (config.hidden, config.intermediate, config.heads);
         let (q, kv) = (heads.query_width(), heads.kv_width());
@@ -92,12 +92,12 @@ impl LayerSource {
     }
 
     /// The layer's matrices, in the order in which they are used.
-    pub(super) fn matrices(&self) -> [&MatrixSource; 4] {
+    pub(crate) fn matrices(&self) -> [&MatrixSource; 4] {
         [&self.qkv, &self.attention_output, &self.gate_up, &self.down]
     }
 
     /// The layer's norm vectors.
-    pub(super) fn vectors(&self) -> impl Iterator<Item = &(String, usize)> {
+    pub(crate) fn vectors(&self) -> impl Iterator<Item = &(String, usize)> {
         [&self.input_norm, &self.post_attention_norm]
             .into_iter()
             .chain(self.head_norms.iter().flatten())
@@ -106,12 +106,12 @@ impl LayerSource {
 }
 
 /// The token embedding.
-pub(super) fn embedding(config: &Config) -> MatrixSource {
+pub(crate) fn embedding(config: &Config) -> MatrixSource {
     head_matrix("model.embed_tokens", config)
 }
 
 /// lm_head, where it is a matrix of its own.
-pub(super) fn lm_head(config: &Config) -> Option<MatrixSource> {
+pub(crate) fn lm_head(config: &Config) -> Option<MatrixSource> {
     (!config.tied).then(|| head_matrix("lm_head", config))
 }
 
@@ -120,12 +120,12 @@ fn head_matrix(name: &str, config: &Config) -> MatrixSource {
 }
 
 /// The norm before lm_head.
-pub(super) fn final_norm(config: &Config) -> (String, usize) {
+pub(crate) fn final_norm(config: &Config) -> (String, usize) {
     ("model.norm.weight".to_owned(), config.hidden)
 }
 
 /// Tensors that checkpoints carry without the graph needing them: RoPE tables of old exports, and the
 /// copy of a tied embedding.
-pub(super) fn is_harmless(name: &str, config: &Config) -> bool {
+pub(crate) fn is_harmless(name: &str, config: &Config) -> bool {
     name.ends_with(".rotary_emb.inv_freq") || (config.tied && name == "lm_head.weight")
 }

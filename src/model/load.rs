@@ -5,13 +5,13 @@
 
 use std::collections::BTreeSet;
 
-use trine_backend::{Activation, Backend, Format, HostMatrix};
+use trine_backend::{Activation, Backend, CodedRow, Format, Group, HostMatrix};
 
 use super::layout::{self, LayerSource, MatrixSource, Role};
 use super::weights::{Layer, Linear, Weights};
 use super::{Config, Quantization, rope};
-use crate::formats::bitnet::{self, OnlineTernary, PackedTernary};
-use crate::formats::{Checkpoint, Dtype, Tensor, check_finite};
+use crate::formats::Checkpoint;
+use crate::formats::part::{self, Part, PartInfo};
 use crate::{Error, Result};
 
 /// The number formats that a user asked for.
@@ -19,54 +19,57 @@ use crate::{Error, Result};
 pub struct Formats {
     /// Matrices inside the layers; without it they stay what the checkpoint has.
     pub body: Option<Format>,
-    /// Embedding and lm_head; without it INT8 where the body is quantised, else what the checkpoint has.
+    /// Embedding and lm_head; without it what the checkpoint has, but INT8 for dense ones where the body is quantised.
     pub head: Option<Format>,
 }
 
-/// The number format that a matrix gets.
-pub(super) fn format_of(
+/// The parts of a matrix as the checkpoint's headers describe them.
+pub(crate) fn parts_of(source: &MatrixSource, checkpoint: &Checkpoint, config: &Config) -> Result<Vec<PartInfo>> {
+    source.parts.iter().map(|(name, _)| checkpoint.part_info(name, storage(source, config))).collect()
+}
+
+pub(crate) fn storage(source: &MatrixSource, config: &Config) -> Quantization {
+    match source.role {
+        Role::Body => config.quantization,
+        Role::Head => config.quantization.of_head(),
+    }
+}
+
+/// Whether the layers' weights will be codes: asked for, or so in the checkpoint.
+pub(crate) fn body_is_coded(checkpoint: &Checkpoint, config: &Config, formats: &Formats) -> Result<bool> {
+    if let Some(format) = formats.body {
+        return Ok(!format.is_dense());
+    }
+    // The down projection: a single part, and never left out of a quantisation.
+    let down = LayerSource::new(config, 0).down;
+    Ok(parts_of(&down, checkpoint, config)?.iter().any(|part| !part.format.is_dense()))
+}
+
+/// The number format that a matrix gets, whose parts come in the formats `native`.
+///
+/// lm_head costs as much memory traffic as the whole body of a small ternary model when it is left in bf16; INT8 codes
+/// change its logits by less than a percent of their spread. So dense heads of coded models become INT8.
+pub(crate) fn format_of(
     source: &MatrixSource,
-    checkpoint: &Checkpoint,
-    config: &Config,
+    native: &[Format],
+    body_is_coded: bool,
     formats: &Formats,
 ) -> Result<Format> {
+    const INT8: Format = Format::Int8 { group: Group::G32 };
+    // INT8 is what loses least of a mixture that no format holds.
+    let common = Format::common(native).unwrap_or(INT8);
     let wanted = match source.role {
         Role::Body => formats.body,
-        Role::Head => formats.head.or_else(|| quantised_head(config, formats)),
+        Role::Head => formats.head.or((common.is_dense() && body_is_coded).then_some(INT8)),
     };
-    let native = native_format(source, checkpoint, config)?;
     match wanted {
-        Some(Format::Ternary) if native != Format::Ternary => Err(Error::Usage(format!(
+        Some(Format::Ternary) if common != Format::Ternary => Err(Error::Usage(format!(
             "{} has no ternary weights: quantise to one of int4-g32, int4-g64, int4-g128, int4-row, int8",
             source.parts[0].0
         ))),
         Some(format) => Ok(format),
-        None => Ok(native),
+        None => Ok(common),
     }
-}
-
-/// lm_head costs as much memory traffic as the whole body of a small ternary model when it is left in
-/// bf16; INT8 codes change its logits by less than a percent of their spread.
-fn quantised_head(config: &Config, formats: &Formats) -> Option<Format> {
-    let quantised = formats.body.map_or(config.quantization.is_ternary(), |format| !format.is_dense());
-    quantised.then(|| "int8".parse().expect("int8 is a format"))
-}
-
-fn native_format(source: &MatrixSource, checkpoint: &Checkpoint, config: &Config) -> Result<Format> {
-    if source.role == Role::Body && config.quantization.is_ternary() {
-        return Ok(Format::Ternary);
-    }
-    let tensor = weight(checkpoint, &source.parts[0].0)?;
-    match tensor.dtype() {
-        Dtype::F32 => Ok(Format::F32),
-        Dtype::F16 => Ok(Format::F16),
-        Dtype::BF16 => Ok(Format::Bf16),
-        other => Err(tensor.error(format_args!("dtype {other} where F32, F16 or BF16 is needed"))),
-    }
-}
-
-fn weight<'a>(checkpoint: &'a Checkpoint, part: &str) -> Result<Tensor<'a>> {
-    checkpoint.tensor(&format!("{part}.weight"))
 }
 
 /// Brings all weights to the device. `context` positions get RoPE angles; `progress` is told the bytes of
@@ -84,7 +87,8 @@ pub fn load<B: Backend>(
     progress: &mut dyn FnMut(u64),
 ) -> Result<Weights<B>> {
     check_names(checkpoint, config)?;
-    let mut loader = Loader { backend, checkpoint, config, formats, progress };
+    let body_is_coded = body_is_coded(checkpoint, config, formats)?;
+    let mut loader = Loader { backend, checkpoint, config, formats, body_is_coded, progress };
     Ok(Weights {
         embedding: loader.matrix(&layout::embedding(config))?,
         layers: (0..config.layers).map(|index| loader.layer(index)).collect::<Result<_>>()?,
@@ -95,14 +99,11 @@ pub fn load<B: Backend>(
 }
 
 /// Refuses a checkpoint with tensors that the graph would leave out: its config describes another model.
-fn check_names(checkpoint: &Checkpoint, config: &Config) -> Result<()> {
+pub(crate) fn check_names(checkpoint: &Checkpoint, config: &Config) -> Result<()> {
     let mut known = BTreeSet::new();
     let mut add = |source: &MatrixSource| {
         for (part, _) in &source.parts {
-            known.insert(format!("{part}.weight"));
-            if source.role == Role::Body && matches!(config.quantization, Quantization::Bitnet { online: false, .. }) {
-                known.insert(format!("{part}.weight_scale"));
-            }
+            known.extend(storage(source, config).tensors().iter().map(|tail| format!("{part}.{tail}")));
             if source.bias {
                 known.insert(format!("{part}.bias"));
             }
@@ -121,10 +122,25 @@ fn check_names(checkpoint: &Checkpoint, config: &Config) -> Result<()> {
                 config.family.name(),
                 config.layers
             );
-            return Err(checkpoint.tensor(name)?.error(problem));
+            return Err(checkpoint.error(name, problem));
         }
     }
     Ok(())
+}
+
+/// Brings layer `index` alone to the device.
+///
+/// # Errors
+/// As [`load`].
+pub(crate) fn layer<B: Backend>(
+    backend: &mut B,
+    checkpoint: &Checkpoint,
+    config: &Config,
+    formats: &Formats,
+    index: usize,
+) -> Result<Layer<B>> {
+    let body_is_coded = body_is_coded(checkpoint, config, formats)?;
+    Loader { backend, checkpoint, config, formats, body_is_coded, progress: &mut |_| () }.layer(index)
 }
 
 struct Loader<'a, B: Backend> {
@@ -132,6 +148,7 @@ struct Loader<'a, B: Backend> {
     checkpoint: &'a Checkpoint,
     config: &'a Config,
     formats: &'a Formats,
+    body_is_coded: bool,
     progress: &'a mut dyn FnMut(u64),
 }
 
@@ -158,9 +175,7 @@ impl<B: Backend> Loader<'_, B> {
     }
 
     fn vector(&mut self, (name, length): &(String, usize)) -> Result<B::Buf> {
-        let tensor = self.checkpoint.tensor_of_shape(name, &[*length])?;
-        let values = tensor.to_f32()?;
-        check_finite(&values, &tensor, 0)?;
+        let values = self.checkpoint.vector(name, *length)?;
         Ok(self.backend.upload(*length, &values)?)
     }
 
@@ -174,112 +189,79 @@ impl<B: Backend> Loader<'_, B> {
         }
         let mut fused = Vec::with_capacity(source.rows());
         for (part, rows) in &source.parts {
-            let tensor = self.checkpoint.tensor_of_shape(&format!("{part}.bias"), &[*rows])?;
-            let values = tensor.to_f32()?;
-            check_finite(&values, &tensor, 0)?;
-            fused.extend(values);
+            fused.extend(self.checkpoint.vector(&format!("{part}.bias"), *rows)?);
         }
         Ok(Some(self.backend.upload(fused.len(), &fused)?))
     }
 
     fn matrix(&mut self, source: &MatrixSource) -> Result<B::Weight> {
-        let format = format_of(source, self.checkpoint, self.config, self.formats)?;
-        let reader = FusedReader::new(source, self.checkpoint, self.config)?;
-        let (rows, columns) = (source.rows(), source.columns);
-        let host = match format {
-            Format::Ternary => HostMatrix::ternary(rows, columns, |row, out| reader.ternary(row, out))?,
-            _ => HostMatrix::quantize(rows, columns, format, |row, out| reader.floats(row, out))?,
-        };
-        // BitNet models were trained with one activation scale per token, whatever holds their codes.
-        let per_token = source.role == Role::Body && self.config.quantization.is_ternary() && !format.is_dense();
-        let host = if per_token { host.with_activation(Activation::Token)? } else { host };
-        let weight = self.backend.prepare(host)?;
-        (self.progress)(reader.release());
+        let fused = Fused::open(source, self.checkpoint, storage(source, self.config))?;
+        let format = format_of(source, &fused.formats(), self.body_is_coded, self.formats)?;
+        let weight = self.backend.prepare(fused.host(source, format)?)?;
+        (self.progress)(fused.release());
         Ok(weight)
     }
 }
 
-/// The rows of a fused matrix, out of the tensors that it is made of.
-struct FusedReader<'a> {
+/// The rows of a fused matrix, out of the parts that it is made of.
+pub(crate) struct Fused<'a> {
     /// First row and reader of each part.
-    parts: Vec<(usize, Part<'a>)>,
+    parts: Vec<(usize, Box<dyn Part + 'a>)>,
 }
 
-/// One tensor's rows.
-enum Part<'a> {
-    Dense(Tensor<'a>),
-    Packed(PackedTernary<'a>, f32),
-    Online(OnlineTernary<'a>),
-}
-
-impl<'a> FusedReader<'a> {
-    fn new(source: &MatrixSource, checkpoint: &'a Checkpoint, config: &Config) -> Result<Self> {
+impl<'a> Fused<'a> {
+    pub(crate) fn open(source: &MatrixSource, checkpoint: &'a Checkpoint, storage: Quantization) -> Result<Self> {
         let mut first = 0;
         let mut parts = Vec::with_capacity(source.parts.len());
         for (name, rows) in &source.parts {
-            let tensor = weight(checkpoint, name)?;
-            let quantization = match source.role {
-                Role::Body => config.quantization,
-                Role::Head => Quantization::None,
-            };
-            let part = match quantization {
-                Quantization::None => Part::Dense(tensor.expect_shape(&[*rows, source.columns])?),
-                Quantization::Bitnet { online: true, .. } => {
-                    Part::Online(OnlineTernary::new(tensor.expect_shape(&[*rows, source.columns])?)?)
-                }
-                Quantization::Bitnet { divide, .. } => {
-                    if rows % 4 != 0 {
-                        return Err(tensor.error(format_args!("{rows} rows can't be packed four to a byte")));
-                    }
-                    let packed = PackedTernary::new(tensor.expect_shape(&[rows / 4, source.columns])?)?;
-                    let scale = checkpoint.tensor(&format!("{name}.weight_scale"))?;
-                    Part::Packed(packed, bitnet::scale(divide, &scale)?)
-                }
-            };
-            parts.push((first, part));
+            parts.push((first, checkpoint.part(name, [*rows, source.columns], storage)?));
             first += rows;
         }
-        Ok(FusedReader { parts })
+        Ok(Fused { parts })
     }
 
-    fn part(&self, row: usize) -> (usize, &Part<'a>) {
+    /// The matrix in `format`: code by code where that holds the parts' codes, else quantised anew.
+    pub(crate) fn host(&self, source: &MatrixSource, format: Format) -> Result<HostMatrix<'static>> {
+        let (rows, columns) = (source.rows(), source.columns);
+        let host = if format.is_dense() {
+            HostMatrix::quantize(rows, columns, format, |row, out| self.floats(row, out))?
+        } else {
+            HostMatrix::coded(rows, columns, format, |row, out| self.codes(row, columns, format, out))?
+        };
+        self.with_activation(host)
+    }
+
+    /// BitNet models were trained with one activation scale per token, whatever holds their codes.
+    pub(crate) fn with_activation(&self, host: HostMatrix<'static>) -> Result<HostMatrix<'static>> {
+        let per_token = self.is_ternary() && !host.format().is_dense();
+        Ok(if per_token { host.with_activation(Activation::Token)? } else { host })
+    }
+
+    pub(crate) fn formats(&self) -> Vec<Format> {
+        self.parts.iter().map(|(_, part)| part.format()).collect()
+    }
+
+    pub(crate) fn is_ternary(&self) -> bool {
+        self.parts.iter().all(|(_, part)| part.is_ternary())
+    }
+
+    fn part(&self, row: usize) -> (usize, &dyn Part) {
         let (first, part) = self.parts.iter().rfind(|(first, _)| *first <= row).expect("the first part starts at 0");
-        (row - first, part)
+        (row - first, part.as_ref())
     }
 
-    /// A row as -1, 0, 1; returns its scale.
-    fn ternary(&self, row: usize, out: &mut [i8]) -> Result<f32> {
-        match self.part(row) {
-            (row, Part::Packed(packed, scale)) => packed.row(row, out).map(|()| *scale),
-            (row, Part::Online(online)) => online.row(row, out).map(|()| online.scale()),
-            (_, Part::Dense(tensor)) => Err(tensor.error("dense weights where ternary ones are needed")),
-        }
+    pub(crate) fn floats(&self, row: usize, out: &mut [f32]) -> Result<()> {
+        let (row, part) = self.part(row);
+        part.floats(row, out)
     }
 
-    /// A row as floats, none of them NaN or infinite.
-    fn floats(&self, row: usize, out: &mut [f32]) -> Result<()> {
-        if let (row, Part::Dense(tensor)) = self.part(row) {
-            tensor.row_f32(row, out)?;
-            return check_finite(out, tensor, row);
-        }
-        let mut values = vec![0i8; out.len()];
-        let scale = self.ternary(row, &mut values)?;
-        out.iter_mut().zip(values).for_each(|(out, value)| *out = scale * f32::from(value));
-        Ok(())
+    fn codes(&self, row: usize, columns: usize, format: Format, out: CodedRow<'_>) -> Result<()> {
+        let (row, part) = self.part(row);
+        part::write_row(part, row, columns, format, out)
     }
 
     /// Gives the file's pages back to the system; returns their bytes.
-    fn release(&self) -> u64 {
-        let mut bytes = 0;
-        for (_, part) in &self.parts {
-            let tensor = match part {
-                Part::Dense(tensor) => tensor,
-                Part::Packed(packed, _) => packed.tensor(),
-                Part::Online(online) => online.tensor(),
-            };
-            tensor.release();
-            bytes += tensor.bytes().len() as u64;
-        }
-        bytes
+    pub(crate) fn release(&self) -> u64 {
+        self.parts.iter().map(|(_, part)| part.release()).sum()
     }
 }

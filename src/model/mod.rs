@@ -1,11 +1,11 @@
 //! A model: its configuration, its weights on a device, and its forward pass.
 
 pub mod config;
-mod forward;
-mod layout;
-mod load;
+pub(crate) mod forward;
+pub(crate) mod layout;
+pub(crate) mod load;
 mod plan;
-mod rope;
+pub(crate) mod rope;
 mod weights;
 
 pub use config::*;

@@ -4,9 +4,9 @@ use trine_backend::{Format, KvFormat, KvShape};
 
 use super::Config;
 use super::forward::Activations;
-use super::layout::{self, LayerSource, MatrixSource};
-use super::load::{Formats, format_of};
-use crate::formats::Checkpoint;
+use super::layout::{self, LayerSource, MatrixSource, Role};
+use super::load::{Formats, body_is_coded, format_of, parts_of};
+use crate::formats::{Checkpoint, PartInfo, quoted};
 use crate::memory::human;
 use crate::{Error, Result};
 
@@ -31,6 +31,8 @@ pub struct Plan {
     pub parameters: u64,
     /// Bytes of weights that decoding one token reads.
     pub read_per_token: u64,
+    /// A line for each type of the file that no format of ours holds and nobody asked to convert: what became of it.
+    pub requantised: Vec<String>,
 }
 
 /// The sizes that a plan depends on, besides the model's own.
@@ -58,18 +60,35 @@ impl Plan {
         formats: &Formats,
         extent: &Extent,
     ) -> Result<Self> {
-        let size = |source: &MatrixSource| -> Result<(Format, u64)> {
-            let format = format_of(source, checkpoint, config, formats)?;
+        let body_is_coded = body_is_coded(checkpoint, config, formats)?;
+        let mut requantised = Requantised::default();
+        let mut size = |source: &MatrixSource| -> Result<(Format, u64)> {
+            let parts = parts_of(source, checkpoint, config)?;
+            let native: Vec<_> = parts.iter().map(|part| part.format).collect();
+            let format = format_of(source, &native, body_is_coded, formats)?;
+            let asked = if source.role == Role::Body { formats.body } else { formats.head };
+            if asked.is_none() {
+                parts.iter().for_each(|part| requantised.add(part, format));
+            }
             let bytes = format.bytes(source.rows(), source.columns);
             Ok((format, bytes.ok_or_else(|| too_large(checkpoint))?))
         };
-        // All layers have the same shapes.
+        // Layers have the same shapes, but maybe not the same formats.
         let layer = LayerSource::new(config, 0);
         let layers = config.layers as u64;
         let mut body = 0u64;
-        for source in layer.matrices() {
-            body = body.checked_add(size(source)?.1).ok_or_else(|| too_large(checkpoint))?;
+        let mut shares: Vec<(Format, u64)> = Vec::new();
+        for index in 0..config.layers {
+            for source in LayerSource::new(config, index).matrices() {
+                let (format, bytes) = size(source)?;
+                body = body.checked_add(bytes).ok_or_else(|| too_large(checkpoint))?;
+                match shares.iter_mut().find(|(known, _)| *known == format) {
+                    Some((_, share)) => *share += source.weights(),
+                    None => shares.push((format, source.weights())),
+                }
+            }
         }
+        let most = shares.iter().max_by_key(|(_, weights)| *weights).map(|&(format, _)| format);
         let embedding = layout::embedding(config);
         let lm_head = layout::lm_head(config);
         let (head_format, head_bytes) = size(lm_head.as_ref().unwrap_or(&embedding))?;
@@ -77,17 +96,17 @@ impl Plan {
         let body_weights: u64 = layer.matrices().iter().map(|source| source.weights()).sum();
         let vectors: usize = layer.vectors().map(|(_, length)| length).sum();
         let (per_row, per_output) = Activations::<B>::values_per_row(config);
-        let body = body.checked_mul(layers).ok_or_else(|| too_large(checkpoint))?;
         Ok(Plan {
             body,
-            body_format: size(&layer.gate_up)?.0,
+            body_format: most.unwrap_or(head_format),
             head: head_bytes + table,
             head_format,
             vectors: 4 * (vectors as u64 * layers + (extent.kv.context * config.heads.dim) as u64),
             kv: extent.kv.bytes(extent.kv_format) as u64,
             activations: 4 * (per_row as u64 * extent.rows as u64 + per_output as u64 * extent.outputs as u64),
             parameters: body_weights * layers + embedding.weights() * (1 + u64::from(lm_head.is_some())),
-            read_per_token: body + head_bytes,
+            read_per_token: body.saturating_add(head_bytes),
+            requantised: requantised.lines(),
         })
     }
 
@@ -112,6 +131,31 @@ impl Plan {
             ))),
             _ => Ok(()),
         }
+    }
+}
+
+/// The tensors that are quantised anew, gathered by what they are and what they become.
+#[derive(Default)]
+struct Requantised(Vec<(String, Format, Vec<String>)>);
+
+impl Requantised {
+    /// Notes the part of a matrix of `format`. A dense head that becomes INT8 is the rule and no news.
+    fn add(&mut self, part: &PartInfo, format: Format) {
+        if part.exact && (format.holds(part.format) || part.format.is_dense()) {
+            return;
+        }
+        match self.0.iter_mut().find(|(stored, to, _)| *stored == part.stored && *to == format) {
+            Some((_, _, tensors)) => tensors.push(part.tensor.clone()),
+            None => self.0.push((part.stored.clone(), format, vec![part.tensor.clone()])),
+        }
+    }
+
+    fn lines(&self) -> Vec<String> {
+        let line = |(stored, format, tensors): &(String, Format, Vec<String>)| {
+            let rest = if tensors.len() > 1 { format!(" and {} more", tensors.len() - 1) } else { String::new() };
+            format!("{stored} weights are quantised anew, to {format}: {}{rest}", quoted(&tensors[0]))
+        };
+        self.0.iter().map(line).collect()
     }
 }
 

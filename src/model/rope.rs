@@ -6,7 +6,7 @@ use super::{Config, RopeScaling};
 
 /// `[context, head_dim]`, row `p` being `cos(p · f_i) | sin(p · f_i)` for the `head_dim / 2` frequencies.
 /// Computed in f64 so that far positions keep their angle.
-pub(super) fn table(config: &Config, context: usize) -> Vec<f32> {
+pub(crate) fn table(config: &Config, context: usize) -> Vec<f32> {
     let half = config.heads.dim / 2;
     let frequencies = frequencies(config);
     let amplitude = match config.rope.scaling {
@@ -35,6 +35,7 @@ fn frequencies(config: &Config) -> Vec<f64> {
 fn scale(pair: usize, frequency: f64, dim: usize, base: f64, scaling: &RopeScaling) -> f64 {
     match *scaling {
         RopeScaling::None => frequency,
+        RopeScaling::Factors { ref divisors } => frequency / f64::from(divisors[pair]),
         RopeScaling::Linear { factor } => frequency / factor,
         RopeScaling::Llama3 { factor, low, high, original_context } => {
             let turns = original_context as f64 * frequency / TAU;

@@ -6,7 +6,7 @@ use std::str::FromStr;
 use crate::{Activation, Error};
 
 /// The columns that share one scale.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Group {
     /// 32 columns.
     G32,
@@ -104,6 +104,34 @@ impl Format {
         }
     }
 
+    /// Whether every matrix of format `other` can be written in this one with the same weights, code by code: a scale
+    /// may repeat in smaller groups, a symmetric code has the zero point 8 or the minimum -8 s, a code with a zero point
+    /// fits in 8 bits. See [`RowBuffer::copy_to`](crate::RowBuffer::copy_to). F32 holds the other floats.
+    pub fn holds(self, other: Format) -> bool {
+        match (self, other) {
+            (Format::Int4 { group, zero }, Format::Int4 { group: other, zero: kind }) => {
+                group <= other && (zero == kind || kind == ZeroKind::Symmetric)
+            }
+            (Format::Int8 { group }, Format::Int4 { group: other, zero }) => group <= other && zero != ZeroKind::Min,
+            (Format::Int8 { group }, Format::Int8 { group: other }) => group <= other,
+            (Format::F32, Format::F16 | Format::Bf16) => true,
+            _ => self == other,
+        }
+    }
+
+    /// The smallest format that [holds](Format::holds) all of `formats`, if there is one.
+    pub fn common(formats: &[Format]) -> Option<Format> {
+        const MEETING_POINTS: [Format; 4] = [
+            Format::Int4 { group: Group::G32, zero: ZeroKind::Point },
+            Format::Int4 { group: Group::G32, zero: ZeroKind::Min },
+            Format::Int8 { group: Group::G32 },
+            Format::F32,
+        ];
+        let holds_all = |format: &Format| formats.iter().all(|&other| format.holds(other));
+        let size = |format: &Format| format.bytes(1, 1 << 12);
+        formats.iter().chain(&MEETING_POINTS).copied().filter(holds_all).min_by_key(size)
+    }
+
     /// Whether the weights are floats as they are.
     pub fn is_dense(self) -> bool {
         matches!(self, Format::F32 | Format::F16 | Format::Bf16)
@@ -168,6 +196,29 @@ mod tests {
         let with_min = Format::Int4 { group: Group::G64, zero: ZeroKind::Min };
         assert_eq!(with_min.to_string(), "int4-g64-min");
         assert!("int3".parse::<Format>().unwrap_err().to_string().contains("int4-g32"));
+    }
+
+    #[test]
+    fn the_common_format_is_the_smallest_that_holds_all() {
+        let int4 = |group, zero| Format::Int4 { group, zero };
+        let (symmetric, point, min) = (ZeroKind::Symmetric, ZeroKind::Point, ZeroKind::Min);
+        let int8 = Format::Int8 { group: Group::G32 };
+        let cases = [
+            (vec![Format::Ternary; 2], Some(Format::Ternary)),
+            (vec![int4(Group::G128, symmetric), int4(Group::G32, symmetric)], Some(int4(Group::G32, symmetric))),
+            (vec![int4(Group::G32, symmetric), int4(Group::G32, min)], Some(int4(Group::G32, min))),
+            (vec![int4(Group::G32, symmetric), int4(Group::G128, min)], Some(int4(Group::G32, min))),
+            (vec![int4(Group::G128, point), int4(Group::G32, symmetric)], Some(int4(Group::G32, point))),
+            (vec![int4(Group::G32, point), int8], Some(int8)),
+            (vec![int4(Group::G32, min), int8], None),
+            (vec![int4(Group::G32, min), int4(Group::G32, point)], None),
+            (vec![Format::F16, Format::Bf16], Some(Format::F32)),
+            (vec![Format::F16, int8], None),
+            (vec![Format::Ternary, int8], None),
+        ];
+        for (formats, expected) in cases {
+            assert_eq!(Format::common(&formats), expected, "{formats:?}");
+        }
     }
 
     #[test]

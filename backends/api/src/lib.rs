@@ -14,4 +14,4 @@ pub use activation::Activation;
 pub use backend::{Backend, DeviceInfo, Gate, Heads, KvFormat, KvShape, Row};
 pub use error::{Error, Result};
 pub use format::{Format, Group, ZeroKind};
-pub use matrix::{Codes, HostMatrix, Int4, Int8, Ternary, Zero};
+pub use matrix::{CodedRow, Codes, HostMatrix, Int4, Int8, RowBuffer, Ternary, Zero, ZeroRow};

@@ -3,6 +3,7 @@
 //! Row-major `[rows = outputs, columns = inputs]`. Every row starts at a byte of its own, so rows of
 //! matrices of one format can be put under each other (q|k|v, gate|up) by appending their bytes.
 
+mod coded;
 mod int4;
 mod int8;
 mod quantize;
@@ -12,6 +13,7 @@ use std::borrow::Cow;
 
 use half::{bf16, f16};
 
+pub use coded::{CodedRow, RowBuffer, ZeroRow};
 pub use int4::{Int4, Zero};
 pub use int8::Int8;
 pub use ternary::Ternary;

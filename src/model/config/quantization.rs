@@ -1,36 +1,26 @@
 //! How a checkpoint stores its linear layers: `quantization_config`.
 
-use super::fields::{Fields, list};
+use super::fields::{Fields, brief, list};
 use crate::Result;
-
-/// How the linear layers' weights are stored. Embeddings, norms and the output head are floats in any case.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Quantization {
-    /// Floats.
-    None,
-    /// BitNet b1.58, see [`crate::formats::bitnet`].
-    Bitnet {
-        /// Products are divided by `weight_scale` (`linear_class: bitlinear`), not multiplied.
-        divide: bool,
-        /// The weights are floats that are made ternary on loading (`quantization_mode: online`); there is no
-        /// `weight_scale`.
-        online: bool,
-    },
-}
+pub use crate::formats::Quantization;
+use crate::formats::words::{GroupSize, Packing, is_group_size};
 
 impl Quantization {
-    /// Whether the linear layers are ternary.
-    pub fn is_ternary(&self) -> bool {
-        matches!(self, Quantization::Bitnet { .. })
-    }
-
     pub(super) fn read(config: &Fields<'_>) -> Result<Self> {
         let Some(fields) = config.object("quantization_config")? else { return Ok(Quantization::None) };
         let method = fields.required("quant_method", fields.text("quant_method")?)?;
-        if method != "bitnet" {
-            let problem =
-                format_args!("{} is not supported: bitnet is, and models without quantisation", list(&[method]));
-            return Err(fields.error("quant_method", problem));
+        match method {
+            "bitnet" => {}
+            "trine" => return read_trine(&fields),
+            "awq" => return read_awq(&fields),
+            "gptq" => return read_gptq(&fields),
+            _ => {
+                let problem = format_args!(
+                    "{} is not supported: awq, bitnet, gptq and trine are, and models without quantisation",
+                    list(&[method])
+                );
+                return Err(fields.error("quant_method", problem));
+            }
         }
         check_exceptions(&fields)?;
         if fields.flag("use_rms_norm")?.unwrap_or(false) {
@@ -43,6 +33,76 @@ impl Quantization {
             return Err(fields.error("quantization_mode", "bitlinear weights are packed: online needs autobitlinear"));
         }
         Ok(Quantization::Bitnet { divide, online })
+    }
+}
+
+/// Our own layout: the tensors say the rest.
+fn read_trine(fields: &Fields<'_>) -> Result<Quantization> {
+    match fields.required("version", fields.count("version")?)? {
+        1 => {}
+        other => {
+            let problem = format_args!("{other} is not supported: 1 is; this file is from a newer version");
+            return Err(fields.error("version", problem));
+        }
+    }
+    Ok(Quantization::Trine { per_token: choice(fields, "activations", ["block", "token"])? == "token" })
+}
+
+fn read_awq(fields: &Fields<'_>) -> Result<Quantization> {
+    check_exceptions(fields)?;
+    let group = four_bits(fields, "w_bit", "q_group_size")?;
+    if fields.flag("zero_point")? == Some(false) {
+        return Err(fields.error("zero_point", "false is not supported: AWQ's weights with zero points are"));
+    }
+    match fields.text("version")?.map(str::to_ascii_lowercase).as_deref() {
+        None | Some("gemm") => Ok(Quantization::Words { packing: Packing::Awq, group }),
+        Some(other) => {
+            let problem = format_args!("{} is not supported: gemm is", list(&[other]));
+            Err(fields.error("version", problem))
+        }
+    }
+}
+
+fn read_gptq(fields: &Fields<'_>) -> Result<Quantization> {
+    check_exceptions(fields)?;
+    let group = four_bits(fields, "bits", "group_size")?;
+    for field in ["is_marlin_format", "lm_head"] {
+        if fields.flag(field)?.unwrap_or(false) {
+            return Err(fields.error(field, "true is not supported"));
+        }
+    }
+    if fields.object("dynamic")?.is_some_and(|dynamic| !dynamic.is_empty()) {
+        return Err(fields.error("dynamic", "layers of different kinds are not supported"));
+    }
+    let less_one = match fields.text("checkpoint_format")? {
+        None | Some("gptq") => true,
+        Some("gptq_v2") => false,
+        Some(other) => {
+            let problem = format_args!("{} is not supported: gptq, gptq_v2 are", list(&[other]));
+            return Err(fields.error("checkpoint_format", problem));
+        }
+    };
+    Ok(Quantization::Words { packing: Packing::Gptq { less_one }, group })
+}
+
+/// Checks that there are 4 bits and reads the size of a group, where -1 is a whole row; both fields have older names.
+fn four_bits(fields: &Fields<'_>, old_bits: &str, old_group: &str) -> Result<GroupSize> {
+    let either =
+        |new: &'static str, old: &str| if fields.value(new).is_some() { new.to_owned() } else { old.to_owned() };
+    let (bits, group) = (either("bits", old_bits), either("group_size", old_group));
+    match fields.required("bits", fields.count(&bits)?)? {
+        4 => {}
+        other => return Err(fields.error(&bits, format_args!("{other} is not supported: 4 is"))),
+    }
+    match fields.required("group_size", fields.number(&group)?)? {
+        -1.0 => Ok(None),
+        size if size.fract() == 0.0 && size <= f64::from(1 << 20) && is_group_size(size as usize) => {
+            Ok(Some(size as usize))
+        }
+        _ => {
+            let found = fields.value(&group).map(brief).unwrap_or_default();
+            Err(fields.error(&group, format_args!("{found} is not supported: multiples of 32 are, and -1")))
+        }
     }
 }
 

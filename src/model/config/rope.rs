@@ -1,5 +1,7 @@
 //! Rotary position embedding (<https://arxiv.org/abs/2104.09864>) and its scalings to longer contexts.
 
+use std::sync::Arc;
+
 use super::fields::{Fields, list};
 use super::{Family, limit};
 use crate::Result;
@@ -8,7 +10,7 @@ use crate::Result;
 const LARGEST_FACTOR: f64 = 1e6;
 
 /// Pair `i` of a head of `dim` values turns by `position * base^(-2i / dim)`, changed by `scaling`.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct RopeConfig {
     /// `rope_theta`; over 1.
     pub base: f64,
@@ -17,7 +19,7 @@ pub struct RopeConfig {
 }
 
 /// How frequencies are changed for contexts longer than the model was first trained on. All factors are at least 1.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub enum RopeScaling {
     /// Not at all.
     None,
@@ -54,6 +56,11 @@ pub enum RopeScaling {
         attention_factor: f64,
         /// Whether the blend's ends are rounded outwards to whole pairs: `truncate`, by default true.
         truncate: bool,
+    },
+    /// Each frequency is divided by its own number: GGUF's form of Llama 3.1's scaling.
+    Factors {
+        /// One per pair, positive.
+        divisors: Arc<[f32]>,
     },
 }
 

@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::formats::test_files::{FIXTURES, fixture};
+use crate::formats::words::Packing;
 
 const CONFIG: &str = "m/config.json";
 const GENERATION: &str = "m/generation_config.json";
@@ -291,11 +292,11 @@ fn rope_is_read_in_its_old_and_its_new_form() {
     assert_eq!(rope(json!({})), plain);
     assert_eq!(rope(json!({"rope_scaling": {}})), plain);
     assert_eq!(rope(json!({"rope_scaling": {"rope_type": "default"}, "pretraining_tp": 4})), plain);
-    assert_eq!(rope(json!({"rope_theta": null})), RopeConfig { base: 10_000.0, ..plain });
+    assert_eq!(rope(json!({"rope_theta": null})), RopeConfig { base: 10_000.0, ..plain.clone() });
     let linear = RopeScaling::Linear { factor: 2.5 };
     assert_eq!(
         rope(json!({"rope_scaling": {"type": "linear", "factor": 2.5}})),
-        RopeConfig { scaling: linear, ..plain }
+        RopeConfig { scaling: linear.clone(), ..plain.clone() }
     );
     let parameters = json!({"rope_type": "linear", "factor": 2.5, "rope_theta": 70});
     let expected = RopeConfig { base: 70.0, scaling: linear };
@@ -437,19 +438,59 @@ fn quantisation_is_bitnet_or_refused() {
     assert_eq!(quantization(auto).unwrap(), bitnet(false, false));
     let online = json!({"quant_method": "bitnet", "linear_class": "autobitlinear", "quantization_mode": "online"});
     assert_eq!(quantization(online).unwrap(), bitnet(false, true));
+    let trine = |activations| json!({"quant_method": "trine", "version": 1, "activations": activations});
+    assert_eq!(quantization(trine("block")).unwrap(), Quantization::Trine { per_token: false });
+    assert_eq!(quantization(trine("token")).unwrap(), Quantization::Trine { per_token: true });
+    let words = |packing, group| Quantization::Words { packing, group };
+    let awq = json!({"quant_method": "awq", "w_bit": 4, "q_group_size": 128, "version": "GEMM", "zero_point": true,
+        "modules_to_not_convert": null});
+    assert_eq!(quantization(awq).unwrap(), words(Packing::Awq, Some(128)));
+    let gptq = json!({"quant_method": "gptq", "bits": 4, "group_size": -1, "desc_act": true});
+    assert_eq!(quantization(gptq).unwrap(), words(Packing::Gptq { less_one: true }, None));
+    let second = json!({"quant_method": "gptq", "bits": 4, "group_size": 64, "checkpoint_format": "gptq_v2"});
+    assert_eq!(quantization(second).unwrap(), words(Packing::Gptq { less_one: false }, Some(64)));
     for (fields, expected) in [
         (json!({}), "quant_method: is missing"),
         (
-            json!({"quant_method": "awq"}),
-            "quant_method: \"awq\" is not supported: bitnet is, and models without quantisation",
-        ),
-        (
-            json!({"quant_method": "gptq"}),
-            "quant_method: \"gptq\" is not supported: bitnet is, and models without quantisation",
-        ),
-        (
             json!({"quant_method": "fp8"}),
-            "quant_method: \"fp8\" is not supported: bitnet is, and models without quantisation",
+            "quant_method: \"fp8\" is not supported: awq, bitnet, gptq and trine are, and models without quantisation",
+        ),
+        (json!({"quant_method": "trine"}), "version: is missing"),
+        (
+            json!({"quant_method": "trine", "version": 2}),
+            "version: 2 is not supported: 1 is; this file is from a newer version",
+        ),
+        (
+            json!({"quant_method": "trine", "version": 1, "activations": "row"}),
+            "activations: \"row\" is not supported: block, token are",
+        ),
+        (json!({"quant_method": "awq"}), "bits: is missing"),
+        (json!({"quant_method": "awq", "bits": 8, "group_size": 128}), "bits: 8 is not supported: 4 is"),
+        (json!({"quant_method": "gptq", "bits": 3, "group_size": 128}), "bits: 3 is not supported: 4 is"),
+        (json!({"quant_method": "awq", "w_bit": 4}), "group_size: is missing"),
+        (
+            json!({"quant_method": "awq", "bits": 4, "group_size": 48}),
+            "group_size: 48 is not supported: multiples of 32 are, and -1",
+        ),
+        (
+            json!({"quant_method": "gptq", "bits": 4, "group_size": 1e300}),
+            "group_size: 1e300 is not supported: multiples of 32 are, and -1",
+        ),
+        (
+            json!({"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemv"}),
+            "version: \"gemv\" is not supported: gemm is",
+        ),
+        (
+            json!({"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": false}),
+            "zero_point: false is not supported: AWQ's weights with zero points are",
+        ),
+        (
+            json!({"quant_method": "gptq", "bits": 4, "group_size": 128, "checkpoint_format": "marlin"}),
+            "checkpoint_format: \"marlin\" is not supported: gptq, gptq_v2 are",
+        ),
+        (
+            json!({"quant_method": "gptq", "bits": 4, "group_size": 128, "dynamic": {"-:.*": {}}}),
+            "dynamic: layers of different kinds are not supported",
         ),
         (
             json!({"quant_method": "bitnet", "linear_class": "trilinear"}),

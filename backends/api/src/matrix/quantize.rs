@@ -98,13 +98,7 @@ fn int8_rows<E: Send>(
         || vec![0.0; columns],
         |floats, (row, (codes, scales))| {
             read_row(row, floats)?;
-            for ((floats, codes), scale) in floats.chunks(width).zip(codes.chunks_mut(width)).zip(scales) {
-                *scale = f16_scale(largest(floats).abs() / 127.0);
-                let inverse = invert(*scale);
-                codes.iter_mut().zip(floats).for_each(|(code, &value)| {
-                    *code = (value * inverse).round_ties_even().clamp(-127.0, 127.0) as i8;
-                });
-            }
+            int8_row(floats, width, codes, scales);
             Ok(())
         },
     )?;
@@ -124,16 +118,32 @@ fn int4_rows<E: Send>(
         || (vec![0.0; columns], vec![0u8; columns]),
         |(floats, raw), (row, (codes, scales))| {
             read_row(row, floats)?;
-            for ((floats, raw), scale) in floats.chunks(width).zip(raw.chunks_mut(width)).zip(scales) {
-                *scale = int4_scale(floats);
-                let inverse = invert(*scale);
-                raw.iter_mut().zip(floats).for_each(|(raw, &value)| *raw = (int4_code(value, inverse) + 8.0) as u8);
-            }
+            int4_row(floats, width, raw, scales);
             int4::pack_row(raw, codes);
             Ok(())
         },
     )?;
     Ok(Codes::Int4(Int4::new(group, codes, scales, Zero::Symmetric)))
+}
+
+/// INT8 codes and scales of one row whose groups have `width` columns.
+pub(super) fn int8_row(floats: &[f32], width: usize, codes: &mut [i8], scales: &mut [f16]) {
+    for ((floats, codes), scale) in floats.chunks(width).zip(codes.chunks_mut(width)).zip(scales) {
+        *scale = f16_scale(largest(floats).abs() / 127.0);
+        let inverse = invert(*scale);
+        codes.iter_mut().zip(floats).for_each(|(code, &value)| {
+            *code = (value * inverse).round_ties_even().clamp(-127.0, 127.0) as i8;
+        });
+    }
+}
+
+/// Symmetric INT4 codes, not packed, and scales of one row whose groups have `width` columns.
+pub(super) fn int4_row(floats: &[f32], width: usize, raw: &mut [u8], scales: &mut [f16]) {
+    for ((floats, raw), scale) in floats.chunks(width).zip(raw.chunks_mut(width)).zip(scales) {
+        *scale = int4_scale(floats);
+        let inverse = invert(*scale);
+        raw.iter_mut().zip(floats).for_each(|(raw, &value)| *raw = (int4_code(value, inverse) + 8.0) as u8);
+    }
 }
 
 /// The f16 scale with the smallest squared error among four candidates.
