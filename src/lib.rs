@@ -16,6 +16,7 @@ pub mod memory;
 pub mod model;
 pub mod perplexity;
 pub mod sample;
+pub mod server;
 pub mod session;
 pub mod stop;
 pub mod tokens;
