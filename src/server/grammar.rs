@@ -25,22 +25,24 @@ pub struct Grammar {
     matcher: Matcher,
 }
 
-/// What a text must be.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Shape {
-    /// A JSON value of this schema.
-    Schema(Value),
-    /// Texts and JSON values of schemas, one after another.
-    Sequence(Vec<Part>),
-}
+/// What a text must be: one of these, each made of parts one after another.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Shape(pub Vec<Vec<Part>>);
 
-/// A part of a [`Shape::Sequence`].
+/// A part of a [`Shape`].
 #[derive(Clone, Debug, PartialEq)]
 pub enum Part {
     /// This text.
     Text(String),
     /// A JSON value of this schema.
     Schema(Value),
+}
+
+impl Shape {
+    /// A JSON value of this schema.
+    pub fn json(schema: Value) -> Self {
+        Shape(vec![vec![Part::Schema(schema)]])
+    }
 }
 
 impl Grammars {
@@ -81,10 +83,7 @@ impl Grammars {
     /// # Errors
     /// A schema is malformed, uses what is not supported, or is too large: in one line.
     pub fn make(&self, shape: &Shape) -> std::result::Result<Grammar, String> {
-        let grammar = match shape {
-            Shape::Schema(schema) => GrammarWithLexer::from_json_schema(plain(schema)),
-            Shape::Sequence(parts) => GrammarWithLexer::from_lark(lark(parts)),
-        };
+        let grammar = GrammarWithLexer::from_lark(lark(&shape.0));
         let parser = self.factory.create_parser(TopLevelGrammar::from_grammar(grammar));
         let matcher = Matcher::new(parser);
         match matcher.get_error() {
@@ -140,10 +139,11 @@ fn plain(schema: &Value) -> Value {
 }
 
 /// A grammar in the library's variant of Lark.
-fn lark(parts: &[Part]) -> String {
+fn lark(alternatives: &[Vec<Part>]) -> String {
     let part = |part: &Part| match part {
         Part::Text(text) => Value::from(text.as_str()).to_string(),
         Part::Schema(schema) => format!("%json {}", plain(schema)),
     };
-    format!("start: {}", parts.iter().map(part).collect::<Vec<_>>().join(" "))
+    let sequence = |parts: &Vec<Part>| parts.iter().map(part).collect::<Vec<_>>().join(" ");
+    format!("start: {}", alternatives.iter().map(sequence).collect::<Vec<_>>().join(" | "))
 }

@@ -146,7 +146,7 @@ impl<B: Backend> Scheduler<B> {
                 continue;
             }
             let free = self.slots.iter_mut().filter(|slot| !slot.is_busy());
-            let best = free.max_by_key(|slot| (slot.common(&job.prompt), std::cmp::Reverse(slot.used)));
+            let best = free.min_by_key(|slot| (std::cmp::Reverse(slot.common(&job.prompt)), slot.used));
             if let Some(slot) = best {
                 self.clock += 1;
                 slot.admit(job, self.clock, &self.metrics);

@@ -60,14 +60,28 @@ impl Bench {
         Job::new(self.tokenizer.clone(), prompt, text, self.vocab, options).unwrap()
     }
 
-    /// Rounds until there is nothing to do, of which there are few enough.
-    fn finish(&mut self) {
+    /// Rounds until there is nothing to do, of which there are few enough, with readers that read.
+    fn finish(&mut self, tickets: &mut [Ticket]) -> Vec<(String, std::result::Result<Outcome, Failure>)> {
+        let mut all: Vec<_> = tickets.iter().map(|_| (String::new(), None)).collect();
         for _ in 0..5000 {
-            if self.scheduler.tick() == Tick::Idle {
-                return;
+            let tick = self.scheduler.tick();
+            for (ticket, (text, outcome)) in tickets.iter_mut().zip(&mut all) {
+                let (more, ended) = read(ticket);
+                text.push_str(&more);
+                *outcome = outcome.take().or(ended);
+            }
+            if tick == Tick::Idle {
+                return all.into_iter().map(|(text, outcome)| (text, outcome.expect("it has ended"))).collect();
             }
         }
         panic!("it does not end");
+    }
+
+    /// One job to its end.
+    fn one(&mut self, prompt: &str, text: &TextOptions, options: JobOptions) -> (String, Outcome) {
+        let mut tickets = [self.push(prompt, text, options)];
+        let (text, outcome) = self.finish(&mut tickets).remove(0);
+        (text, outcome.expect("it went well"))
     }
 }
 
@@ -86,6 +100,9 @@ fn read(ticket: &mut Ticket) -> (String, Option<std::result::Result<Outcome, Fai
             Err(TryRecvError::Empty) => return (text, None),
             Err(TryRecvError::Disconnected) => break,
         }
+    }
+    if ticket.done.is_terminated() {
+        return (text, None);
     }
     let outcome = ticket.done.try_recv().expect("events end with an outcome");
     if let Ok(outcome) = &outcome {
@@ -154,9 +171,8 @@ fn a_text_does_not_depend_on_what_else_is_in_the_batch() {
                     bench.scheduler.tick();
                 }
             }
-            bench.finish();
-            for (ticket, expected) in tickets.iter_mut().zip(&expected) {
-                let (text, outcome) = done(ticket);
+            for ((text, outcome), expected) in bench.finish(&mut tickets).into_iter().zip(&expected) {
+                let outcome = outcome.unwrap();
                 assert_eq!((text, outcome.end, outcome.tokens), *expected, "{slots} slots, steps of {batch}");
             }
         }
@@ -188,9 +204,7 @@ fn a_prompt_that_is_read_can_be_abandoned() {
     drop(ticket);
     assert_eq!(bench.scheduler.tick(), Tick::Idle);
     // What was read is of use for the same prompt.
-    let mut ticket = bench.push(&LONG.repeat(9), &text(1, 5), JobOptions::default());
-    bench.finish();
-    assert_eq!(done(&mut ticket).1.cached_tokens, 16);
+    assert_eq!(bench.one(&LONG.repeat(9), &text(1, 5), JobOptions::default()).1.cached_tokens, 16);
 }
 
 #[test]
@@ -198,18 +212,13 @@ fn a_request_takes_the_slot_that_has_most_of_its_prompt() {
     let mut bench = Bench::new(3, 512);
     let prompts = [LONG.repeat(2), format!("{LONG}But one day the mill burnt down"), "Once upon a time".into()];
     let mut tickets: Vec<_> = prompts.iter().map(|p| bench.push(p, &text(1, 3), JobOptions::default())).collect();
-    bench.finish();
-    let first: Vec<_> = tickets.iter_mut().map(|ticket| done(ticket).1).collect();
+    let first: Vec<_> = bench.finish(&mut tickets).into_iter().map(|(_, outcome)| outcome.unwrap()).collect();
     assert!(first.iter().all(|outcome| outcome.cached_tokens == 0), "{first:?}");
     let again = format!("{} and nobody wept.", prompts[1]);
-    let mut ticket = bench.push(&again, &text(1, 3), JobOptions::default());
-    bench.finish();
-    let outcome = done(&mut ticket).1;
+    let outcome = bench.one(&again, &text(1, 3), JobOptions::default()).1;
     assert!(outcome.cached_tokens >= first[1].prompt_tokens - 1, "{outcome:?}, {first:?}");
     // The same prompt: all but its last token is there.
-    let mut ticket = bench.push(&again, &text(1, 3), JobOptions::default());
-    bench.finish();
-    let outcome = done(&mut ticket).1;
+    let outcome = bench.one(&again, &text(1, 3), JobOptions::default()).1;
     assert_eq!(outcome.cached_tokens, outcome.prompt_tokens - 1);
     // Nothing in common but BOS: the slot unused for longest, which is the first.
     bench.push("Zebras", &text(1, 3), JobOptions::default());
@@ -339,7 +348,7 @@ fn prompts_that_cannot_be_read_are_refused() {
     for (prompt, word) in [(vec![], "no tokens"), (vec![1; 1025], "1025 tokens"), (vec![1, 4096], "token 4096")] {
         let (job, mut ticket) = bench.job(prompt, &text(1, 1), JobOptions::default());
         bench.queue.push(job).unwrap();
-        bench.finish();
+        bench.scheduler.tick();
         match read(&mut ticket).1 {
             Some(Err(Failure::Impossible(line))) => assert!(line.contains(word), "{line}"),
             other => panic!("{other:?}"),
@@ -348,7 +357,7 @@ fn prompts_that_cannot_be_read_are_refused() {
     // A prompt that fills the context has room for one token.
     let (job, mut ticket) = bench.job(vec![5; 1024], &text(1, 9), JobOptions::default());
     bench.queue.push(job).unwrap();
-    bench.finish();
+    while bench.scheduler.tick() == Tick::Stepped {}
     assert_eq!((done(&mut ticket).1.end, bench.scheduler.cached(0).len()), (End::ContextFull, 1024));
     assert!(Job::new(bench.tokenizer, vec![1], &text(1, 0), 4096, JobOptions::default()).is_err());
 }
@@ -359,7 +368,7 @@ fn tokens_come_with_their_probabilities() {
     let greedy = SamplerOptions { temperature: 0.0, ..SamplerOptions::default() };
     let options = TextOptions { sampling: greedy, ..text(1, 12) };
     let mut ticket = bench.push("Once upon a", &options, JobOptions { logprobs: Some(3), ..JobOptions::default() });
-    bench.finish();
+    while bench.scheduler.tick() == Tick::Stepped {}
     let (mut pieces, mut bytes) = (Vec::new(), Vec::new());
     while let Ok(event) = ticket.events.try_recv() {
         if let Event::Piece(piece) = event {
@@ -395,12 +404,9 @@ fn a_grammar_holds_even_for_a_model_that_knows_nothing_of_it() {
         "additionalProperties": false,
         "$defs": {"friend": {"type": "string", "maxLength": 5}}
     });
-    let whole = Shape::Schema(schema.clone());
-    let call = Shape::Sequence(vec![
-        Part::Text("<tool_call>\n".into()),
-        Part::Schema(schema),
-        Part::Text("\n</tool_call>".into()),
-    ]);
+    let whole = Shape::json(schema.clone());
+    let around = |text: &str| Part::Text(text.into());
+    let call = Shape(vec![vec![around("<tool_call>\n"), Part::Schema(schema), around("\n</tool_call>")]]);
     let mut tickets = Vec::new();
     for seed in 0..6 {
         let shape = if seed % 2 == 0 { &whole } else { &call };
@@ -409,11 +415,11 @@ fn a_grammar_holds_even_for_a_model_that_knows_nothing_of_it() {
         tickets.push(bench.push("Once upon a time", &options, JobOptions { grammar, ..JobOptions::default() }));
     }
     // Others are not held to it.
-    let free = bench.push("Once upon a time", &text(1, 30), JobOptions::default());
-    bench.finish();
-    for (seed, ticket) in tickets.iter_mut().enumerate() {
-        let (text, outcome) = done(ticket);
-        assert_eq!(outcome.end, End::EndToken, "{text}");
+    tickets.push(bench.push("Once upon a time", &text(1, 30), JobOptions::default()));
+    let mut done = bench.finish(&mut tickets);
+    assert_eq!(done.pop().unwrap().0, alone(&[("Once upon a time".into(), text(1, 30))])[0].0);
+    for (seed, (text, outcome)) in done.into_iter().enumerate() {
+        assert_eq!(outcome.unwrap().end, End::EndToken, "{text}");
         let json = match seed % 2 {
             0 => Some(text.as_str()),
             _ => text.strip_prefix("<tool_call>\n").and_then(|text| text.strip_suffix("\n</tool_call>")),
@@ -424,8 +430,6 @@ fn a_grammar_holds_even_for_a_model_that_knows_nothing_of_it() {
         assert!(value["name"].as_str().unwrap().chars().count() <= 12, "{text}");
         assert!(value["friends"].as_array().unwrap().len() <= 2, "{text}");
     }
-    let mut free = free;
-    assert_eq!(done(&mut free).0, alone(&[("Once upon a time".into(), text(1, 30))])[0].0);
 }
 
 #[test]
@@ -433,7 +437,7 @@ fn schemas_that_cannot_be_kept_are_refused() {
     let bench = Bench::new(1, 512);
     let grammars = Grammars::new(&bench.tokenizer, bench.vocab, &[2]).unwrap();
     let nested = (0..100).fold(json!({"type": "null"}), |schema, _| json!({"type": "array", "items": schema}));
-    grammars.make(&Shape::Schema(nested)).unwrap();
+    grammars.make(&Shape::json(nested)).unwrap();
     for bad in [
         json!({"type": "wolf"}),
         json!({"$ref": "#/$defs/missing"}),
@@ -442,7 +446,7 @@ fn schemas_that_cannot_be_kept_are_refused() {
         json!({"$ref": "https://example.org/schema.json"}),
         json!(7),
     ] {
-        let line = grammars.make(&Shape::Schema(bad.clone())).err().unwrap_or_else(|| panic!("{bad} is taken"));
+        let line = grammars.make(&Shape::json(bad.clone())).err().unwrap_or_else(|| panic!("{bad} is taken"));
         assert!(!line.is_empty() && !line.contains('\n'), "{line}");
     }
 }
