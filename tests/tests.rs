@@ -6,4 +6,5 @@ mod golden;
 mod loading;
 mod program;
 mod quality;
+mod server;
 mod session;
