@@ -389,6 +389,9 @@ pub(super) struct BenchArgs {
     /// Tokens in the context before the test begins.
     #[arg(short = 'd', long, value_name = "N,…", value_delimiter = ',', default_value = "0")]
     pub(super) n_depth: Vec<usize>,
+    /// Texts that decode together; above 1 their tokens are counted together, and there is no prefill test.
+    #[arg(long, value_name = "N,…", value_delimiter = ',', default_value = "1")]
+    pub(super) slots: Vec<NonZeroUsize>,
     /// Repetitions of each test.
     #[arg(short, long, value_name = "N", default_value = "5")]
     pub(super) repetitions: NonZeroUsize,

@@ -25,7 +25,7 @@ const REST: Duration = Duration::from_millis(50);
 
 /// What a client is told for whom there is no connection.
 const CROWDED: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nretry-after: 1\r\n\
-    connection: close\r\ncontent-length: 117\r\n\r\n\
+    connection: close\r\ncontent-length: 119\r\n\r\n\
     {\"error\":{\"message\":\"too many connections are open\",\"type\":\"server_error\",\"code\":\"too_many_connections\",\"param\":null}}\n";
 
 /// Serves connections until `stop` changes, and then those that are open until they end.

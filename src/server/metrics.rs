@@ -4,7 +4,7 @@ use std::fmt::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use super::job::{Job, Outcome};
+use super::job::Job;
 
 /// A number that is read and written from any thread.
 #[derive(Debug, Default)]
@@ -128,10 +128,6 @@ impl Metrics {
         self.steps.add(1);
         self.rows.add(rows as u64);
         self.tokens.add(tokens as u64);
-    }
-
-    pub(super) fn finish(&self, _outcome: &Outcome, time: Duration) {
-        self.request.observe(time);
     }
 
     pub(super) fn abandon(&self) {

@@ -55,7 +55,7 @@ async fn page() -> Response {
     let nonce = format!("{:016x}{:016x}", random_seed(), random_seed());
     let policy = format!(
         "default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; connect-src 'self'; \
-         base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+         img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     );
     let mut response = Response::new(Body::from(PAGE.replace("{{nonce}}", &nonce)));
     let headers = response.headers_mut();

@@ -62,7 +62,7 @@ pub struct App {
     pub(super) started: u64,
     model: OnceLock<Arc<Model>>,
     stopping: AtomicBool,
-    preparations: Semaphore,
+    preparations: Arc<Semaphore>,
 }
 
 impl App {
@@ -77,7 +77,7 @@ impl App {
             started: super::answer::now(),
             model: OnceLock::new(),
             stopping: AtomicBool::new(false),
-            preparations: Semaphore::new(PREPARATIONS),
+            preparations: Arc::new(Semaphore::new(PREPARATIONS)),
         }
     }
 
@@ -120,11 +120,15 @@ impl App {
     /// # Errors
     /// The work panicked.
     pub async fn work<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> ApiResult<T> {
-        let gone = |_| ApiError::internal("the request could not be prepared");
-        let permit = self.preparations.acquire().await;
-        let done = tokio::task::spawn_blocking(work).await.map_err(gone);
-        drop(permit);
-        done
+        let gone = || ApiError::internal("the request could not be prepared");
+        let permit = self.preparations.clone().acquire_owned().await.map_err(|_| gone())?;
+        // The permit goes with the work, which goes on even where its client has left.
+        let done = tokio::task::spawn_blocking(move || {
+            let done = work();
+            drop(permit);
+            done
+        });
+        done.await.map_err(|_| gone())
     }
 
     /// Seconds after which a place in the queue may be free: what a request takes on average.

@@ -175,7 +175,7 @@ impl Slot {
             cached_tokens: run.kept,
             tokens: run.job.course.produced(),
         };
-        metrics.finish(&outcome, run.job.arrived.elapsed());
+        metrics.request.observe(run.job.arrived.elapsed());
         // Nobody may be left to read it.
         let _ = run.job.done.send(Ok(outcome));
     }
