@@ -120,10 +120,29 @@ fn speed(count: usize, time: Duration) -> Option<f64> {
     (count > 0 && !time.is_zero()).then(|| count as f64 / time.as_secs_f64())
 }
 
+/// The sampler and the text of a generation that continues `prompt`, for a model of `vocab` tokens. The penalties' window
+/// starts with the prompt.
+///
+/// # Errors
+/// The options are out of range.
+pub fn begin<T: Borrow<Tokenizer>>(
+    tokenizer: T,
+    prompt: &[u32],
+    options: &TextOptions,
+    vocab: usize,
+) -> Result<(Sampler, TextStream<T>)> {
+    let mut sampler = Sampler::new(options.sampling.clone(), vocab)?;
+    let mut stream = TextStream::new(tokenizer, options.stop.clone())?;
+    prompt.iter().for_each(|&token| sampler.accept(token));
+    if options.continues {
+        stream.continue_from(prompt);
+    }
+    Ok((sampler, stream))
+}
+
 /// Continues `prompt` and hands the text to `on_text`, piece by piece as it becomes complete.
 ///
-/// The penalties' window starts with the prompt. `interrupted` is asked before each prefill step and after each
-/// token; what is complete by then is handed out still.
+/// `interrupted` is asked before each prefill step and after each token; what is complete by then is handed out still.
 ///
 /// # Errors
 /// The options are out of range, the prompt is empty or longer than the context, the device fails, or `on_text` does.
@@ -135,12 +154,7 @@ pub fn generate<B: Backend>(
     interrupted: impl Fn() -> bool,
     mut on_text: impl FnMut(&str) -> Result<()>,
 ) -> Result<TextOutcome> {
-    let mut sampler = Sampler::new(options.sampling.clone(), session.engine().config().vocab)?;
-    let mut stream = TextStream::new(tokenizer, options.stop.clone())?;
-    prompt.iter().for_each(|&token| sampler.accept(token));
-    if options.continues {
-        stream.continue_from(prompt);
-    }
+    let (mut sampler, mut stream) = begin(tokenizer, prompt, options, session.engine().config().vocab)?;
 
     let start = Instant::now();
     let computed = session.prefill(prompt, || !interrupted())?;

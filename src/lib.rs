@@ -3,7 +3,8 @@
 //!
 //! Data goes one way: [`files`] reads a model, [`model`] brings it to a device and records its forward
 //! pass, [`engine`] takes steps, [`session`] prefills and decodes, [`sample`] picks tokens, [`tokens`] makes
-//! text of them, [`generation`] puts these together, and [`cli`] is the program around it.
+//! text of them, [`generation`] puts these together, [`server`] does so for many at once, and [`cli`] is the program
+//! around it.
 
 pub mod backend;
 pub mod cli;
@@ -17,6 +18,7 @@ pub mod model;
 pub mod perplexity;
 pub mod quantize;
 pub mod sample;
+pub mod server;
 pub mod session;
 pub mod stop;
 pub mod tokens;

@@ -24,6 +24,55 @@ pub enum End {
     Interrupted,
 }
 
+/// How a generation goes on and when it ends: the same for the one sequence of a [`Session`] and for the many of a
+/// server.
+#[derive(Clone, Copy, Debug)]
+pub struct Course {
+    limit: Option<usize>,
+    ignore_end: bool,
+    produced: usize,
+}
+
+impl Course {
+    /// At most `limit` tokens; `ignore_end` treats end tokens as any other.
+    pub fn new(limit: Option<usize>, ignore_end: bool) -> Self {
+        Course { limit, ignore_end, produced: 0 }
+    }
+
+    /// Tokens produced so far, end tokens left out.
+    pub fn produced(&self) -> usize {
+        self.produced
+    }
+
+    /// As many tokens are out as were asked for.
+    pub fn is_complete(&self) -> bool {
+        self.limit == Some(self.produced)
+    }
+
+    /// Draws the next token from `logits` (`[vocab]`) and accepts it; `None` where it is one of the end tokens `eos`.
+    ///
+    /// # Errors
+    /// The logits are unusable.
+    pub fn draw(&mut self, sampler: &mut Sampler, logits: &[f32], eos: &[u32]) -> Result<Option<u32>> {
+        let token = sampler.sample(logits)?;
+        if !self.ignore_end && eos.contains(&token) {
+            return Ok(None);
+        }
+        sampler.accept(token);
+        self.produced += 1;
+        Ok(Some(token))
+    }
+
+    /// Why the token drawn last is not run: `used` of the `context` positions are taken.
+    pub fn end(&self, used: usize, context: usize) -> Option<End> {
+        match () {
+            () if self.is_complete() => Some(End::Limit),
+            () if used == context => Some(End::ContextFull),
+            () => None,
+        }
+    }
+}
+
 /// One sequence: the tokens whose keys and values are in the cache, and the logits after the last of them.
 pub struct Session<B: Backend> {
     engine: Engine<B>,
@@ -169,25 +218,19 @@ impl<B: Backend> Session<B> {
         if !self.fresh {
             return Err(Error::Request("nothing to continue: prefill a prompt first".into()));
         }
-        if limit == Some(0) {
+        let mut course = Course::new(limit, ignore_end);
+        if course.is_complete() {
             return Ok(End::Limit);
         }
-        let mut produced = 0;
         loop {
-            let token = sampler.sample(&self.logits)?;
-            if !ignore_end && self.engine.config().eos.contains(&token) {
+            let Some(token) = course.draw(sampler, &self.logits, &self.engine.config().eos)? else {
                 return Ok(End::EndToken);
-            }
-            sampler.accept(token);
-            produced += 1;
+            };
             if let ControlFlow::Break(end) = on_token(token)? {
                 return Ok(end);
             }
-            if limit == Some(produced) {
-                return Ok(End::Limit);
-            }
-            if self.tokens.len() == self.context() {
-                return Ok(End::ContextFull);
+            if let Some(end) = course.end(self.tokens.len(), self.context()) {
+                return Ok(end);
             }
             self.advance(token)?;
         }

@@ -287,6 +287,9 @@ fn bench_measures_each_test() {
     let column = rows[0].iter().position(|name| *name == "test").unwrap();
     assert_eq!(rows[1..].iter().map(|row| row[column]).collect::<Vec<_>>(), ["pp2", "tg1", "pp2", "tg1"]);
 
+    let shared = stdout(&["bench", "-o", "csv", "-p", "2", "-n", "3", "-r", "1", "--slots", "1,3"]);
+    let tests: Vec<_> = shared.lines().skip(1).map(|line| line.split(',').next().unwrap()).collect();
+    assert_eq!(tests, ["pp2", "tg3", "tg3 x3"]);
     let table = stdout(&["bench", "-p", "2", "-n", "0", "-r", "1"]);
     assert_eq!(table.lines().count(), 3, "{table}");
     assert!(table.contains("| pp2 |"), "{table}");
@@ -335,7 +338,7 @@ fn completions_and_manual_are_made() {
         assert!(stdout(&["completions", shell]).contains("perplexity"), "{shell}");
     }
     let pages = stdout(&["man"]);
-    for subcommand in ["run", "info", "doctor", "bench", "perplexity", "tsar-model", "completions", "man"] {
+    for subcommand in ["run", "serve", "info", "doctor", "bench", "perplexity", "tsar-model", "completions", "man"] {
         assert!(pages.contains(&format!(".TH trine-{subcommand} 1")), "{subcommand}: {pages}");
     }
     let dir = tempfile::tempdir().unwrap();
@@ -344,7 +347,7 @@ fn completions_and_manual_are_made() {
     let mut names: Vec<_> =
         std::fs::read_dir(&out).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
     names.sort();
-    assert_eq!(names.len(), 9, "{names:?}");
+    assert_eq!(names.len(), 10, "{names:?}");
     assert!(names.contains(&"trine.1".to_owned()) && names.contains(&"trine-run.1".to_owned()), "{names:?}");
     assert!(pages.contains(&std::fs::read_to_string(out.join("trine-run.1")).unwrap()));
 }

@@ -8,4 +8,5 @@ mod loading;
 mod program;
 mod quality;
 mod quantize;
+mod server;
 mod session;

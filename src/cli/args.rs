@@ -39,6 +39,8 @@ pub(super) struct Verbosity {
 pub(super) enum Command {
     /// Continue a text, or chat with a model that has a chat template.
     Run(Box<RunArgs>),
+    /// Serve a model to other programs, in the manner of OpenAI's API, and as a web page.
+    Serve(Box<ServeArgs>),
     /// Show what is in a model and what it takes.
     Info(InfoArgs),
     /// Show what this program and this machine have, and check them.
@@ -281,6 +283,77 @@ fn logit_bias(text: &str) -> std::result::Result<(u32, f32), String> {
     Ok((id.parse().map_err(|_| wrong())?, bias.parse().map_err(|_| wrong())?))
 }
 
+/// `trine serve`.
+#[derive(Debug, Args)]
+#[command(after_help = "SIGTERM or Ctrl-C: no more requests are taken, texts that are being written have --grace to end.")]
+pub(super) struct ServeArgs {
+    #[command(flatten)]
+    pub(super) model: ModelArgs,
+    /// Name or address to listen on; any but this machine's own (loopback) needs --api-key or --no-auth.
+    #[arg(long, value_name = "HOST", default_value = "127.0.0.1", env = "TRINE_HOST")]
+    pub(super) host: String,
+    /// Port to listen on; 0 = any that is free.
+    #[arg(long, value_name = "PORT", default_value_t = 8080, env = "TRINE_PORT")]
+    pub(super) port: u16,
+    /// Texts that are written at the same time; each has a context of its own.
+    #[arg(long, value_name = "N", visible_alias = "parallel", default_value = "4")]
+    pub(super) slots: NonZeroUsize,
+    #[command(flatten)]
+    pub(super) sizes: SizeArgs,
+    #[command(flatten)]
+    pub(super) device: DeviceArgs,
+    #[command(flatten)]
+    pub(super) formats: FormatArgs,
+    /// What clients call the model [default: its directory's name].
+    #[arg(long, value_name = "NAME")]
+    pub(super) alias: Option<String>,
+    #[command(flatten)]
+    pub(super) access: AccessArgs,
+    #[command(flatten)]
+    pub(super) limits: ServerLimitArgs,
+}
+
+/// Who may ask a server.
+#[derive(Debug, Args)]
+pub(super) struct AccessArgs {
+    /// Key that requests must bring (Authorization: Bearer KEY); better given in the environment, where others don't see it.
+    #[arg(long, value_name = "KEY", env = "TRINE_API_KEY", hide_env_values = true, conflicts_with = "no_auth",
+        value_parser = clap::builder::NonEmptyStringValueParser::new())]
+    pub(super) api_key: Option<String>,
+    /// Answer anybody who can reach the address.
+    #[arg(long)]
+    pub(super) no_auth: bool,
+    /// Let web pages of this origin (https://example.org, or * for any) ask; may be given several times.
+    #[arg(long, value_name = "ORIGIN")]
+    pub(super) cors_origin: Vec<String>,
+}
+
+/// Bounds on what a server's clients can take.
+#[derive(Debug, Args)]
+pub(super) struct ServerLimitArgs {
+    /// Requests that may wait for a slot; more are told to come again later.
+    #[arg(long, value_name = "N", default_value_t = 64)]
+    pub(super) queue: usize,
+    /// Connections that may be open.
+    #[arg(long, value_name = "N", default_value = "256")]
+    pub(super) max_connections: NonZeroUsize,
+    /// Bytes of a request's body.
+    #[arg(long, value_name = "BYTES", default_value_t = 1 << 20)]
+    pub(super) max_body: usize,
+    /// Seconds from a request to the end of its answer.
+    #[arg(long, value_name = "S", default_value_t = 600)]
+    pub(super) timeout: u64,
+    /// Seconds for a request's head, and between requests on a connection.
+    #[arg(long, value_name = "S", default_value_t = 15)]
+    pub(super) idle_timeout: u64,
+    /// Seconds in which a client must take some of what it was sent.
+    #[arg(long, value_name = "S", default_value_t = 30)]
+    pub(super) read_timeout: u64,
+    /// Seconds that texts have to end when the server stops.
+    #[arg(long, value_name = "S", default_value_t = 10)]
+    pub(super) grace: u64,
+}
+
 /// `trine info`.
 #[derive(Debug, Args)]
 pub(super) struct InfoArgs {
@@ -320,6 +393,9 @@ pub(super) struct BenchArgs {
     /// Tokens in the context before the test begins.
     #[arg(short = 'd', long, value_name = "N,…", value_delimiter = ',', default_value = "0")]
     pub(super) n_depth: Vec<usize>,
+    /// Texts that decode together; above 1 their tokens are counted together, and there is no prefill test.
+    #[arg(long, value_name = "N,…", value_delimiter = ',', default_value = "1")]
+    pub(super) slots: Vec<NonZeroUsize>,
     /// Repetitions of each test.
     #[arg(short, long, value_name = "N", default_value = "5")]
     pub(super) repetitions: NonZeroUsize,

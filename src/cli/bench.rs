@@ -3,14 +3,14 @@
 use std::time::Instant;
 
 use serde_json::{Value, json};
-use trine_backend::{Backend, DeviceInfo};
+use trine_backend::{Backend, DeviceInfo, Row};
 
 use super::Exit;
 use super::args::{BenchArgs, TableOutput, Verbosity};
 use super::info::kv_per_position;
 use super::output::{count, print, print_json};
 use super::progress::{self, Progress};
-use crate::engine::EngineOptions;
+use crate::engine::{Engine, EngineOptions};
 use crate::memory::human;
 use crate::model::Config;
 use crate::session::Session;
@@ -20,22 +20,19 @@ use crate::{Error, Result};
 pub(super) fn run<B: Backend>(args: &BenchArgs, devices: &[B::Options], verbosity: Verbosity) -> Result<Exit> {
     let tests = tests(args);
     let files = args.model.open()?;
-    let options = EngineOptions {
-        context: Some(context(&tests, &files.config)?),
-        batch: args.batch_size,
-        ..args.formats.engine()
-    };
+    let context = Some(context(&tests, &files.config)?);
+    let options = EngineOptions { context, batch: args.batch_size, ..args.formats.engine() };
     let mut table = Vec::new();
     for device in devices {
         let mut session = Session::new(progress::load::<B>(device, &files, &options, verbosity)?);
         let tokens = random_tokens(session.context(), files.config.vocab);
         let repetitions = args.repetitions.get();
         let mut progress = Progress::new("measuring", (tests.len() * (repetitions + 1)) as u64, verbosity);
-        let model = Model::of(&session, files.path.file_name().unwrap_or(files.path.as_os_str()), args);
-        for test in &tests {
+        let model = Model::of(session.engine(), files.path.file_name().unwrap_or(files.path.as_os_str()), args);
+        let mut repeat = |test: &Test, measure: &mut dyn FnMut() -> Result<f64>| {
             let mut speeds = Vec::with_capacity(repetitions);
             for repetition in 0..=repetitions {
-                let speed = measure(&mut session, test, &tokens)?;
+                let speed = measure()?;
                 // The first run brings weights and code into the caches.
                 if repetition > 0 {
                     speeds.push(speed);
@@ -43,6 +40,20 @@ pub(super) fn run<B: Backend>(args: &BenchArgs, devices: &[B::Options], verbosit
                 progress.advance(1, |_, _| test.name());
             }
             table.push(Line { model: model.clone(), test: *test, speeds });
+            Ok::<_, Error>(())
+        };
+        for test in tests.iter().filter(|test| test.sequences == 1) {
+            repeat(test, &mut || measure(&mut session, test, &tokens))?;
+        }
+        // One model at a time.
+        drop(session);
+        for shared in tests.iter().filter(|test| test.sequences > 1) {
+            let (sequences, outputs) = (shared.sequences, shared.sequences);
+            let batch = args.batch_size.max(sequences);
+            let options = EngineOptions { sequences, outputs, batch, ..options };
+            let mut engine = progress::load::<B>(device, &files, &options, verbosity)?;
+            let mut logits = vec![0.0; sequences * files.config.vocab];
+            repeat(shared, &mut || measure_shared(&mut engine, shared, &tokens, &mut logits))?;
         }
     }
     match args.output {
@@ -59,6 +70,8 @@ struct Test {
     kind: Kind,
     tokens: usize,
     depth: usize,
+    /// Texts that share each step.
+    sequences: usize,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,23 +81,33 @@ enum Kind {
 }
 
 impl Test {
-    /// llama-bench's name: `pp512`, `tg128 @ d1024`.
+    /// llama-bench's name: `pp512`, `tg128 @ d1024`; `tg128 x8` for eight texts together.
     fn name(&self) -> String {
         let kind = match self.kind {
             Kind::Prefill => "pp",
             Kind::Decode => "tg",
         };
         let depth = if self.depth > 0 { format!(" @ d{}", self.depth) } else { String::new() };
-        format!("{kind}{}{depth}", self.tokens)
+        let together = if self.sequences > 1 { format!(" x{}", self.sequences) } else { String::new() };
+        format!("{kind}{}{together}{depth}", self.tokens)
     }
 }
 
 fn tests(args: &BenchArgs) -> Vec<Test> {
-    let of = |kind, counts: &[usize], depth| {
-        counts.iter().filter(|&&tokens| tokens > 0).map(move |&tokens| Test { kind, tokens, depth }).collect::<Vec<_>>()
+    let of = |kind, counts: &[usize], depth, sequences| {
+        let counts = counts.iter().filter(|&&tokens| tokens > 0);
+        counts.map(|&tokens| Test { kind, tokens, depth, sequences }).collect::<Vec<_>>()
     };
-    let at = |&depth: &usize| [of(Kind::Prefill, &args.n_prompt, depth), of(Kind::Decode, &args.n_gen, depth)];
-    args.n_depth.iter().flat_map(at).flatten().collect()
+    let mut tests = Vec::new();
+    for sequences in args.slots.iter().map(|slots| slots.get()) {
+        for &depth in &args.n_depth {
+            if sequences == 1 {
+                tests.extend(of(Kind::Prefill, &args.n_prompt, depth, 1));
+            }
+            tests.extend(of(Kind::Decode, &args.n_gen, depth, sequences));
+        }
+    }
+    tests
 }
 
 /// Positions that the longest test takes.
@@ -124,6 +147,35 @@ fn measure<B: Backend>(session: &mut Session<B>, test: &Test, tokens: &[u32]) ->
     Ok(test.tokens as f64 / start.elapsed().as_secs_f64())
 }
 
+/// Tokens per second of texts that share each step, together.
+fn measure_shared<B: Backend>(
+    engine: &mut Engine<B>,
+    test: &Test,
+    tokens: &[u32],
+    logits: &mut [f32],
+) -> Result<f64> {
+    let mut rows = Vec::with_capacity(test.sequences);
+    let mut start = Instant::now();
+    for position in 0..test.depth + test.tokens {
+        if position == test.depth {
+            start = Instant::now();
+        }
+        let (token, output) = (tokens[position], position >= test.depth);
+        rows.clear();
+        rows.extend((0..test.sequences as u32).map(|sequence| Row {
+            token,
+            sequence,
+            position: position as u32,
+            output,
+        }));
+        engine.step(&rows)?;
+        if output {
+            engine.read_logits(logits)?;
+        }
+    }
+    Ok((test.sequences * test.tokens) as f64 / start.elapsed().as_secs_f64())
+}
+
 /// The same ids on every run and machine: Steele, Lea, Flood, "Fast Splittable Pseudorandom Number Generators",
 /// OOPSLA 2014.
 fn random_tokens(count: usize, vocab: usize) -> Vec<u32> {
@@ -154,12 +206,12 @@ struct Model {
 }
 
 impl Model {
-    fn of<B: Backend>(session: &Session<B>, name: &std::ffi::OsStr, args: &BenchArgs) -> Self {
-        let (plan, extent) = (session.engine().plan(), session.engine().extent());
+    fn of<B: Backend>(engine: &Engine<B>, name: &std::ffi::OsStr, args: &BenchArgs) -> Self {
+        let (plan, extent) = (engine.plan(), engine.extent());
         Model {
             name: name.to_string_lossy().into_owned(),
             backend: B::NAME,
-            threads: threads(&session.engine().backend().info()),
+            threads: threads(&engine.backend().info()),
             weights: plan.body_format.to_string(),
             head: plan.head_format.to_string(),
             kv: args.formats.kv.name(),
@@ -198,11 +250,12 @@ impl Line {
     }
 
     /// Bytes that decoding a token reads, on average over the test: weights, and keys and values of the tokens up to
-    /// and with it. `None` for prefill, where many tokens share a read.
+    /// and with it. `None` where many tokens share a read.
     fn bytes_per_token(&self) -> Option<u64> {
         let positions = self.test.depth as u64 + (self.test.tokens as u64).div_ceil(2);
         match self.test.kind {
             Kind::Prefill => None,
+            Kind::Decode if self.test.sequences > 1 => None,
             Kind::Decode => Some(self.model.read_per_token + self.model.kv_per_position * positions),
         }
     }
@@ -229,6 +282,7 @@ impl Line {
             "n_prompt": tokens(Kind::Prefill),
             "n_gen": tokens(Kind::Decode),
             "n_depth": test.depth,
+            "slots": test.sequences,
             "tokens_per_second": self.mean(),
             "deviation": self.deviation(),
             "samples": self.speeds,
@@ -305,7 +359,7 @@ mod tests {
             read_per_token: 1_000_000,
             kv_per_position: 1_000,
         };
-        Line { model, test: Test { kind, tokens: 128, depth }, speeds: speeds.to_vec() }
+        Line { model, test: Test { kind, tokens: 128, depth, sequences: 1 }, speeds: speeds.to_vec() }
     }
 
     #[test]
@@ -324,6 +378,9 @@ mod tests {
         assert_eq!(line(Kind::Prefill, 1000, &[100.0]).bandwidth(), None);
         assert_eq!(decode.test.name(), "tg128 @ d1000");
         assert_eq!(line(Kind::Prefill, 0, &[1.0]).test.name(), "pp128");
+        let shared = Test { kind: Kind::Decode, tokens: 128, depth: 16, sequences: 8 };
+        assert_eq!(shared.name(), "tg128 x8 @ d16");
+        assert_eq!(Line { test: shared, ..decode }.bytes_per_token(), None);
     }
 
     #[test]

@@ -15,6 +15,7 @@ mod perplexity;
 mod progress;
 mod quantize;
 mod run;
+mod serve;
 mod tsar_model;
 
 use std::ffi::OsString;
@@ -53,6 +54,7 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> Result<Exit> {
     let verbosity = cli.verbosity;
     match cli.command {
         Command::Run(args) => run::run::<Active>(&args, &device(&args.device)?, verbosity),
+        Command::Serve(args) => serve::run::<Active>(&args, device(&args.device)?, verbosity),
         Command::Info(args) => info::run::<Active>(&args),
         Command::Doctor(args) => doctor::run::<Active>(&device(&args.device)?, backend::COMPILED, args.json),
         Command::Bench(args) => bench::run::<Active>(&args, &devices(&args.threads, &args.isa.isa)?, verbosity),

@@ -28,7 +28,7 @@ mod rng;
 mod tests;
 
 pub use logprobs::{TokenLogprobs, token_logprobs};
-pub use options::{MAX_REPEAT_LAST_N, SamplerOptions};
+pub use options::{MAX_REPEAT_LAST_N, SamplerOptions, random_seed};
 
 use crate::{Error, Result};
 use filter::Candidate;

@@ -1,9 +1,16 @@
 //! What a user can set, and the ranges that are accepted.
 
+use std::hash::{BuildHasher, Hasher, RandomState};
+
 use crate::{Error, Result};
 
 /// The longest window that the penalties look back on: more than any model's context, and 4 MiB at most.
 pub const MAX_REPEAT_LAST_N: usize = 1 << 20;
+
+/// A seed from the system's random numbers, which every hash table is keyed with.
+pub fn random_seed() -> u64 {
+    RandomState::new().build_hasher().finish()
+}
 
 /// How a token is chosen. The default is what llama.cpp's users expect: temperature 0.8, top-k 40, top-p 0.95,
 /// min-p 0.05 and no penalties.
@@ -93,6 +100,11 @@ fn check(name: &str, value: impl std::fmt::Display, ok: bool, range: &str) -> Re
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn seeds_differ() {
+        assert_ne!(random_seed(), random_seed());
+    }
 
     fn refusal(change: impl Fn(&mut SamplerOptions)) -> String {
         let mut options = SamplerOptions::default();

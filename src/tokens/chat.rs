@@ -131,6 +131,11 @@ impl ChatTemplate {
         added.map_err(|e| Error::file(&self.name, format!("chat template: {}", one_line(e))))
     }
 
+    /// Whether the template's source holds `text`: how to know what a model was trained on.
+    pub fn mentions(&self, text: &str) -> bool {
+        [DEFAULT, TOOL_USE].iter().any(|name| self.env.get_template(name).is_ok_and(|one| one.source().contains(text)))
+    }
+
     /// The text of a conversation. `add_generation_prompt` ends it with the start of the assistant's answer. `extra`
     /// holds further variables for the template, such as `tools` or `enable_thinking`.
     ///
@@ -142,8 +147,30 @@ impl ChatTemplate {
         add_generation_prompt: bool,
         extra: Option<&Map<String, serde_json::Value>>,
     ) -> Result<String> {
+        self.render_values(messages.iter().map(message_value).collect(), add_generation_prompt, extra)
+    }
+
+    /// As [`ChatTemplate::render`], with messages that may have more than a role and a text, such as `tool_calls`.
+    ///
+    /// # Errors
+    /// As [`ChatTemplate::render`].
+    pub fn render_json(
+        &self,
+        messages: &[serde_json::Value],
+        add_generation_prompt: bool,
+        extra: Option<&Map<String, serde_json::Value>>,
+    ) -> Result<String> {
+        self.render_values(messages.iter().map(json_value).collect(), add_generation_prompt, extra)
+    }
+
+    fn render_values(
+        &self,
+        messages: Value,
+        add_generation_prompt: bool,
+        extra: Option<&Map<String, serde_json::Value>>,
+    ) -> Result<String> {
         let mut context = vec![
-            ("messages", messages.iter().map(message_value).collect()),
+            ("messages", messages),
             ("add_generation_prompt", Value::from(add_generation_prompt)),
             // Hugging Face always passes these two, as None where there are none.
             ("tools", Value::from(())),
