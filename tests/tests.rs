@@ -2,8 +2,10 @@
 
 mod bad_input;
 mod cli;
+mod eval;
 mod golden;
 mod loading;
 mod program;
+mod pull;
 mod quality;
 mod session;

@@ -16,6 +16,7 @@ mod http;
 mod listing;
 mod names;
 mod partial;
+mod pull;
 
 use std::time::Duration;
 

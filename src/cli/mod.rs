@@ -7,12 +7,14 @@ mod args;
 mod bench;
 mod chat;
 mod doctor;
+mod eval;
 mod info;
 mod interrupt;
 mod output;
 mod pages;
 mod perplexity;
 mod progress;
+mod pull;
 mod run;
 mod tsar_model;
 
@@ -56,6 +58,8 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> Result<Exit> {
         Command::Doctor(args) => doctor::run::<Active>(&device(&args.device)?, backend::COMPILED, args.json),
         Command::Bench(args) => bench::run::<Active>(&args, &devices(&args.threads, &args.isa.isa)?, verbosity),
         Command::Perplexity(args) => perplexity::run::<Active>(&args, &device(&args.device)?, verbosity),
+        Command::Eval(args) => eval::run::<Active>(&args, &device(&args.device)?, verbosity),
+        Command::Pull(args) => pull::run(&args, verbosity),
         Command::TsarModel(args) => tsar_model::run(&args),
         Command::Completions { shell } => pages::completions(command(), shell),
         Command::Man { dir } => pages::manual(command(), dir.as_deref()),
