@@ -6,8 +6,6 @@ use std::net::{TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use trine_hub::Checksum;
-
 /// The commit that `main` is at.
 pub(crate) const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 /// The one repository.
@@ -43,7 +41,11 @@ pub(crate) struct Seen {
     pub(crate) storage: bool,
 }
 
+/// The name that the hub gives to contents, which may be in the large file storage.
+pub(crate) type Tag = fn(&[u8], bool) -> String;
+
 struct State {
+    tag: Tag,
     files: BTreeMap<String, (Vec<u8>, bool)>,
     /// What `main`'s list of files names; the files themselves without it.
     listing: Mutex<Option<String>>,
@@ -61,10 +63,11 @@ pub(crate) struct Server {
 
 impl Server {
     /// A hub with these files (name, contents, whether in the large file storage), which asks for `token`.
-    pub(crate) fn start(files: &[(&str, &[u8], bool)], token: Option<&str>) -> Self {
+    pub(crate) fn start(files: &[(&str, &[u8], bool)], token: Option<&str>, tag: Tag) -> Self {
         let bind = || TcpListener::bind("127.0.0.1:0").unwrap();
         let (hub, storage) = (bind(), bind());
         let state = Arc::new(State {
+            tag,
             files: files.iter().map(|&(name, bytes, large)| (name.to_owned(), (bytes.to_vec(), large))).collect(),
             listing: Mutex::new(None),
             token: token.map(|token| format!("Bearer {token}")),
@@ -101,13 +104,6 @@ impl Server {
     }
 }
 
-/// The name that the hub gives to contents.
-pub(crate) fn tag(bytes: &[u8], large: bool) -> String {
-    let mut sum = if large { Checksum::sha256() } else { Checksum::git(bytes.len() as u64) };
-    sum.update(bytes);
-    sum.hex().unwrap()
-}
-
 impl State {
     fn serve(&self, stream: &TcpStream, storage: bool) {
         let mut lines = BufReader::new(stream).lines().map_while(Result::ok);
@@ -142,7 +138,7 @@ impl State {
         let Some((name, (bytes, large))) = name.and_then(|name| self.files.get_key_value(name)) else {
             return head(stream, 404, &["X-Error-Code: EntryNotFound".into(), "Content-Length: 0".into()]);
         };
-        let tag = tag(bytes, *large);
+        let tag = (self.tag)(bytes, *large);
         if *large && !seen.storage {
             let facts = [
                 format!("Location: {}/storage/{name}", self.storage),
