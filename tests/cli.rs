@@ -338,7 +338,9 @@ fn completions_and_manual_are_made() {
         assert!(stdout(&["completions", shell]).contains("perplexity"), "{shell}");
     }
     let pages = stdout(&["man"]);
-    for subcommand in ["run", "serve", "info", "doctor", "bench", "perplexity", "tsar-model", "completions", "man"] {
+    for subcommand in [
+        "run", "serve", "info", "doctor", "bench", "perplexity", "quantize", "eval", "pull", "tsar-model", "completions", "man",
+    ] {
         assert!(pages.contains(&format!(".TH trine-{subcommand} 1")), "{subcommand}: {pages}");
     }
     let dir = tempfile::tempdir().unwrap();

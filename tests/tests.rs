@@ -3,9 +3,11 @@
 mod bad_input;
 mod cli;
 mod gguf;
+mod eval;
 mod golden;
 mod loading;
 mod program;
+mod pull;
 mod quality;
 mod quantize;
 mod server;

@@ -9,7 +9,9 @@ use trine_backend::{Format, KvFormat};
 
 use crate::Result;
 use crate::engine::{DEFAULT_BATCH, EngineOptions};
-use crate::files::ModelFiles;
+use crate::eval::Windows;
+use crate::files::{DEMO, ModelFiles};
+use crate::hub;
 use crate::model::Formats;
 use crate::quantize::Method;
 use crate::tsar_model::Shapes;
@@ -51,6 +53,10 @@ pub(super) enum Command {
     Perplexity(PerplexityArgs),
     /// Write a model with its weights in a smaller number format.
     Quantize(QuantizeArgs),
+    /// Measure how far a model, or a number format, is from another one.
+    Eval(Box<EvalArgs>),
+    /// Download a model from the Hugging Face hub.
+    Pull(PullArgs),
     /// Count what T-SAR's instructions would do in hardware, and compare.
     TsarModel(TsarModelArgs),
     /// Print a completion script for a shell.
@@ -69,9 +75,9 @@ pub(super) enum Command {
 /// Which model.
 #[derive(Clone, Debug, Args)]
 pub(super) struct ModelArgs {
-    /// Hugging Face directory (config.json, *.safetensors, tokenizer.json) or GGUF file; without it the demo model in this
-    /// program.
-    #[arg(short, long, value_name = "PATH", env = "TRINE_MODEL", hide_env_values = true)]
+    /// Hugging Face directory (config.json, *.safetensors, tokenizer.json), GGUF file, or OWNER/NAME that was pulled from
+    /// the hub; without it the demo model in this program.
+    #[arg(short, long, value_name = "MODEL", env = "TRINE_MODEL", hide_env_values = true)]
     pub(super) model: Option<PathBuf>,
 }
 
@@ -79,9 +85,14 @@ impl ModelArgs {
     /// Reads the model's files.
     pub(super) fn open(&self) -> Result<ModelFiles> {
         match &self.model {
-            Some(dir) => ModelFiles::open(dir),
+            Some(dir) => ModelFiles::open(hub::resolve(dir)?),
             None => ModelFiles::demo(),
         }
+    }
+
+    /// The model as it was asked for.
+    pub(super) fn name(&self) -> String {
+        self.model.as_ref().map_or_else(|| DEMO.into(), |model| model.display().to_string())
     }
 }
 
@@ -429,21 +440,14 @@ pub(super) enum TableOutput {
 pub(super) struct PerplexityArgs {
     #[command(flatten)]
     pub(super) model: ModelArgs,
-    /// The text; without it, or as `-`, stdin.
-    #[arg(short, long, value_name = "FILE")]
-    pub(super) file: Option<PathBuf>,
-    /// Tokens of a window; windows do not overlap.
-    #[arg(short, long, value_name = "N", default_value_t = 512)]
-    pub(super) ctx_size: usize,
-    /// Use only the first N characters of the text.
-    #[arg(long, value_name = "N")]
-    pub(super) chars: Option<usize>,
+    #[command(flatten)]
+    pub(super) text: TextArgs,
     #[command(flatten)]
     pub(super) device: DeviceArgs,
     #[command(flatten)]
     pub(super) formats: FormatArgs,
     /// How the result is printed.
-    #[arg(short, long, value_enum, default_value_t = PerplexityOutput::Text)]
+    #[arg(short, long, visible_alias = "format", value_enum, default_value_t = PerplexityOutput::Text)]
     pub(super) output: PerplexityOutput,
 }
 
@@ -451,6 +455,8 @@ pub(super) struct PerplexityArgs {
 pub(super) enum PerplexityOutput {
     /// One line.
     Text,
+    /// A Markdown table.
+    Md,
     /// A JSON object.
     Json,
 }
@@ -487,6 +493,108 @@ pub(super) struct QuantizeArgs {
     pub(super) calibrate_tokens: NonZeroUsize,
     #[command(flatten)]
     pub(super) device: DeviceArgs,
+}
+
+/// A text to measure with, and how it is cut up.
+#[derive(Clone, Debug, Args)]
+pub(super) struct TextArgs {
+    /// The text; without it, or as `-`, stdin.
+    #[arg(short, long, value_name = "FILE")]
+    pub(super) file: Option<PathBuf>,
+    /// Use only the first N characters of the text.
+    #[arg(long, value_name = "N")]
+    pub(super) chars: Option<usize>,
+    /// Tokens of a window: the model sees nothing before it.
+    #[arg(short = 'c', long, visible_alias = "ctx-size", value_name = "N", default_value_t = 512)]
+    pub(super) window: usize,
+    /// Tokens from one window to the next; in less than a window, each token is scored once, with more before it
+    /// [default: the window].
+    #[arg(long, value_name = "N")]
+    pub(super) stride: Option<usize>,
+    /// Leave out the first N tokens of each window, which have little before them.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(super) skip: usize,
+}
+
+impl TextArgs {
+    /// How the text is cut up.
+    pub(super) fn windows(&self) -> Windows {
+        Windows { window: self.window, stride: self.stride.unwrap_or(self.window), skip: self.skip }
+    }
+}
+
+/// `trine eval`.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "The price of a format: trine eval -m MODEL --weights int4-g32 --against-weights bf16 -f TEXT\n\
+    Both models are in memory at the same time; --save-logits and then --against-logits does with one at a time.\n\
+    Divergences are in nats, of the model from the one that it is compared with."
+)]
+pub(super) struct EvalArgs {
+    #[command(flatten)]
+    pub(super) model: ModelArgs,
+    #[command(flatten)]
+    pub(super) text: TextArgs,
+    /// The model to compare with [default: the same one, where one of its formats is given].
+    #[arg(long, value_name = "MODEL", conflicts_with = "against_logits")]
+    pub(super) against: Option<PathBuf>,
+    /// Compare with logits that another call saved for the same text.
+    #[arg(long, value_name = "FILE")]
+    pub(super) against_logits: Option<PathBuf>,
+    /// Number format of the other model's weights [default: as in the file].
+    #[arg(long, value_name = "FORMAT", conflicts_with = "against_logits")]
+    pub(super) against_weights: Option<Format>,
+    /// Number format of the other model's embedding and lm_head [default: as with --head].
+    #[arg(long, value_name = "FORMAT", conflicts_with = "against_logits")]
+    pub(super) against_head: Option<Format>,
+    /// Number format of the other model's KV cache [default: that of --kv].
+    #[arg(long, value_name = "FORMAT", value_enum, conflicts_with = "against_logits")]
+    pub(super) against_kv: Option<Kv>,
+    /// Save the model's logits; 2 bytes for each token of the vocabulary at each scored token of the text.
+    #[arg(long, value_name = "FILE")]
+    pub(super) save_logits: Option<PathBuf>,
+    #[command(flatten)]
+    pub(super) device: DeviceArgs,
+    #[command(flatten)]
+    pub(super) formats: FormatArgs,
+    /// How the result is printed.
+    #[arg(short, long, visible_alias = "format", value_enum, default_value_t = EvalOutput::Md)]
+    pub(super) output: EvalOutput,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(super) enum EvalOutput {
+    /// Markdown tables.
+    Md,
+    /// A JSON object.
+    Json,
+}
+
+impl EvalArgs {
+    /// The other model and its formats, where it is a model.
+    pub(super) fn other(&self) -> Option<(ModelArgs, FormatArgs)> {
+        let formats = FormatArgs {
+            weights: self.against_weights,
+            head: self.against_head,
+            kv: self.against_kv.unwrap_or(self.formats.kv),
+        };
+        let asked =
+            self.against.is_some() || formats.weights.is_some() || formats.head.is_some() || self.against_kv.is_some();
+        let model = self.against.clone().map_or_else(|| self.model.clone(), |model| ModelArgs { model: Some(model) });
+        asked.then_some((model, formats))
+    }
+}
+
+/// `trine pull`.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "It goes where Python's huggingface_hub keeps its files, and its path is printed. -m OWNER/NAME finds it there.\n\
+    Environment: HF_HOME, HF_HUB_CACHE, HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE, HTTPS_PROXY, SSL_CERT_FILE."
+)]
+pub(super) struct PullArgs {
+    /// The model; of GGUF files one by its name or number format, as OWNER/NAME:Q4_K_M.
+    #[arg(value_name = "OWNER/NAME[@REVISION][:FILE]")]
+    pub(super) model: String,
 }
 
 /// `trine tsar-model`.

@@ -7,6 +7,7 @@ mod args;
 mod bench;
 mod chat;
 mod doctor;
+mod eval;
 mod info;
 mod interrupt;
 mod output;
@@ -14,6 +15,7 @@ mod pages;
 mod perplexity;
 mod progress;
 mod quantize;
+mod pull;
 mod run;
 mod serve;
 mod tsar_model;
@@ -60,6 +62,8 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> Result<Exit> {
         Command::Bench(args) => bench::run::<Active>(&args, &devices(&args.threads, &args.isa.isa)?, verbosity),
         Command::Perplexity(args) => perplexity::run::<Active>(&args, &device(&args.device)?, verbosity),
         Command::Quantize(args) => quantize::run::<Active>(&args, &device(&args.device)?, verbosity),
+        Command::Eval(args) => eval::run::<Active>(&args, &device(&args.device)?, verbosity),
+        Command::Pull(args) => pull::run(&args, verbosity),
         Command::TsarModel(args) => tsar_model::run(&args),
         Command::Completions { shell } => pages::completions(command(), shell),
         Command::Man { dir } => pages::manual(command(), dir.as_deref()),

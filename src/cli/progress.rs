@@ -46,6 +46,16 @@ impl Progress {
         bar.set_position(self.done);
     }
 
+    /// `done` of `total` bytes are there, of which neither was known before.
+    pub(super) fn set_bytes(&mut self, done: u64, total: u64) {
+        if self.total != total {
+            self.total = total;
+            self.bar.iter().for_each(|bar| bar.set_length(total));
+        }
+        self.done = done;
+        self.advance_bytes(0);
+    }
+
     /// As [`Progress::advance`], in bytes.
     pub(super) fn advance_bytes(&mut self, bytes: u64) {
         self.advance(bytes, |done, total| format!("{} of {}", human(done), human(total)));

@@ -8,6 +8,7 @@ use super::Exit;
 use super::args::{TableOutput, TsarModelArgs};
 use super::bench::csv_field;
 use super::output::{print, print_json};
+use crate::hub;
 use crate::model::Config;
 use crate::tsar_model::{Engine, Figure, Number, Phase, Report, Shapes, Source};
 use crate::{Error, Result};
@@ -32,6 +33,7 @@ fn shapes(args: &TsarModelArgs) -> Result<Shapes> {
         let unknown = || Error::Usage(format!("no shape is named '{}'", args.shape));
         return Shapes::built_in(&args.shape).ok_or_else(unknown);
     };
+    let dir = &hub::resolve(dir)?;
     let name = dir.file_name().unwrap_or(dir.as_os_str()).to_string_lossy();
     Ok(Shapes::from_config(&Config::load(dir)?, &name))
 }
