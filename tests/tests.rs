@@ -2,6 +2,7 @@
 
 mod bad_input;
 mod cli;
+mod cross_backend;
 mod golden;
 mod loading;
 mod program;
