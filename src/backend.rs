@@ -1,46 +1,199 @@
-//! The one place that names features: it picks the backend that this program runs on, and what else it can do.
+//! The one place that names features: which backends there are, which of them the program runs on, and what else it
+//! can do.
 //!
-//! Another backend is its feature in Cargo.toml, a branch in the choice below (a faster device first: the
-//! default must come last, or asking for another one would silently change nothing), a line in
-//! [`COMPILED`] and what of [`Settings`] it takes.
+//! Another backend is its feature in Cargo.toml and, here, a branch in the choice of [`Active`] (a faster device
+//! first: the default must come last, or asking for another one would silently change nothing), its [`Compiled`]
+//! and a line each in [`COMPILED`], [`on`] and [`each_backend!`](crate::each_backend).
 
-use trine_backend::{Backend, Result};
+use trine_backend::Backend;
+use trine_backend::oracle::Oracle;
+
+use crate::{Error, Result};
+
+#[cfg(feature = "cpu-tsar")]
+pub use trine_cpu_tsar::CpuTsar;
 
 use crate::hub;
 
 cfg_if::cfg_if! {
     if #[cfg(feature = "cpu-tsar")] {
         /// The backend that the program runs on.
-        pub type Active = trine_cpu_tsar::CpuTsar;
+        pub type Active = CpuTsar;
     } else {
         compile_error!("trine needs a backend: build it with --features cpu-tsar");
     }
 }
 
-/// The names of the backends that were compiled in.
+/// The names of the backends that were compiled in, the active one first.
 pub const COMPILED: &[&str] = &[
     #[cfg(feature = "cpu-tsar")]
-    "cpu-tsar",
+    CpuTsar::NAME,
 ];
 
 /// What a user can set of a device, whatever the backend.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Settings {
     /// CPU threads; the backend's own choice without it.
     pub threads: Option<usize>,
+    /// CPU threads for steps of many tokens; as many as `threads` without it.
+    pub threads_batch: Option<usize>,
     /// Instruction set to use rather than the best one found, by its name in `trine doctor`.
     pub isa: Option<String>,
+    /// Which of several devices: its number, or a part of its name.
+    pub device: Option<String>,
 }
 
-/// The active backend's options.
+/// Which [`Settings`] mean something to a backend.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Takes {
+    /// Numbers of threads and the instruction set.
+    pub cpu: bool,
+    /// The choice of a device.
+    pub device: bool,
+}
+
+impl Settings {
+    /// Refuses a setting that means nothing to the backends named `names`, which take `takes`.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] with the first such setting.
+    pub fn check(&self, takes: Takes, names: &str) -> Result<()> {
+        let cpu = [
+            ("--threads", self.threads.is_some()),
+            ("--threads-batch", self.threads_batch.is_some()),
+            ("--isa", self.isa.is_some()),
+        ];
+        let given = cpu.into_iter().map(|(flag, given)| (flag, given && !takes.cpu));
+        let device = ("--device", self.device.is_some() && !takes.device);
+        match given.chain([device]).find(|(_, wrong)| *wrong) {
+            Some((flag, _)) => Err(Error::Usage(format!("{flag} means nothing to {names}: leave it out"))),
+            None => Ok(()),
+        }
+    }
+}
+
+/// A backend that users can choose by its name and set up with [`Settings`].
+pub trait Compiled: Backend {
+    /// The settings that it looks at.
+    const TAKES: Takes;
+
+    /// Its options; settings that it does not take are ignored.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] if a setting names something that does not exist.
+    fn options(settings: &Settings) -> Result<Self::Options>;
+}
+
+#[cfg(feature = "cpu-tsar")]
+impl Compiled for CpuTsar {
+    const TAKES: Takes = Takes { cpu: true, device: false };
+
+    fn options(settings: &Settings) -> Result<Self::Options> {
+        let isa = settings.isa.as_deref().map(str::parse).transpose();
+        Ok(trine_cpu_tsar::Options {
+            threads: settings.threads,
+            threads_batch: settings.threads_batch,
+            isa: isa.map_err(|error: trine_backend::Error| Error::Usage(error.to_string()))?,
+        })
+    }
+}
+
+/// Not for use, but always there to compare with.
+impl Compiled for Oracle {
+    const TAKES: Takes = Takes { cpu: false, device: false };
+
+    fn options(_: &Settings) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// Something to do on a backend, whichever it is.
+pub trait Job {
+    /// What comes out of it.
+    type Output;
+
+    /// Does it.
+    fn run<B: Compiled>(self) -> Self::Output;
+}
+
+/// Does `job` on the backend of this name: one of [`COMPILED`], or the scalar `oracle`.
 ///
 /// # Errors
-/// A setting names something that this build or machine does not have.
-pub fn options(settings: &Settings) -> Result<<Active as Backend>::Options> {
-    #[cfg(feature = "cpu-tsar")]
-    {
-        let isa = settings.isa.as_deref().map(str::parse).transpose()?;
-        Ok(trine_cpu_tsar::Options { threads: settings.threads, isa })
+/// [`Error::Usage`] if there is none; the line names those that there are.
+pub fn on<J: Job>(name: &str, job: J) -> Result<J::Output> {
+    match name {
+        #[cfg(feature = "cpu-tsar")]
+        CpuTsar::NAME => Ok(job.run::<CpuTsar>()),
+        Oracle::NAME => Ok(job.run::<Oracle>()),
+        _ => Err(Error::Usage(format!(
+            "'{name}' is no backend of this build: it has {}, {}",
+            COMPILED.join(", "),
+            Oracle::NAME
+        ))),
+    }
+}
+
+/// Expands to `callback!(module_name, Type);` for each backend that was compiled in: what is generated differs in
+/// names and types alone. For this package and its tests, whose features it looks at.
+#[macro_export]
+macro_rules! each_backend {
+    ($callback:ident) => {
+        #[cfg(feature = "cpu-tsar")]
+        $callback!(cpu_tsar, $crate::backend::CpuTsar);
+    };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Name;
+
+    impl Job for Name {
+        type Output = &'static str;
+
+        fn run<B: Compiled>(self) -> &'static str {
+            B::NAME
+        }
+    }
+
+    #[test]
+    fn backends_are_found_by_name() {
+        assert_eq!(COMPILED[0], Active::NAME);
+        for name in COMPILED.iter().chain([&"oracle"]) {
+            assert_eq!(on(name, Name).unwrap(), *name);
+        }
+        let line = on("cuda", Name).unwrap_err().to_string();
+        assert!(
+            line.starts_with("'cuda' is no backend of this build: it has ") && line.ends_with(", oracle"),
+            "{line}"
+        );
+    }
+
+    #[test]
+    fn each_compiled_backend_is_expanded() {
+        let mut names = Vec::new();
+        macro_rules! push {
+            ($module:ident, $backend:ty) => {
+                names.push((stringify!($module), <$backend>::NAME));
+            };
+        }
+        crate::each_backend!(push);
+        assert!(names.iter().all(|(module, name)| *module == name.replace('-', "_")), "{names:?}");
+        let names: Vec<_> = names.iter().map(|(_, name)| *name).collect();
+        assert_eq!(names, COMPILED);
+    }
+
+    #[test]
+    fn settings_that_mean_nothing_are_refused() {
+        let threads = Settings { threads_batch: Some(2), ..Settings::default() };
+        let device = Settings { device: Some("1".into()), ..Settings::default() };
+        let (cpu, gpu) = (Takes { cpu: true, device: false }, Takes { cpu: false, device: true });
+        assert!(threads.check(cpu, "x").is_ok() && device.check(gpu, "x").is_ok());
+        assert!(Settings::default().check(Takes::default(), "x").is_ok());
+        let line = threads.check(gpu, "some-gpu").unwrap_err().to_string();
+        assert_eq!(line, "--threads-batch means nothing to some-gpu: leave it out");
+        assert!(device.check(cpu, "x").unwrap_err().to_string().starts_with("--device "));
     }
 }
 

@@ -8,6 +8,8 @@
 
 pub mod backend;
 pub mod cli;
+pub mod compare;
+pub mod energy;
 pub mod engine;
 pub mod error;
 pub mod eval;

@@ -29,6 +29,7 @@ fn a_seed_gives_the_same_text_whatever_the_threads_and_steps() {
             assert_eq!(text(&["-s", "7", "-t", threads, "-b", batch]), expected, "-t {threads} -b {batch}");
         }
     }
+    assert_eq!(text(&["-s", "7", "-t", "1", "-tb", "3"]), expected);
     assert_ne!(text(&["-s", "8"]), expected);
     // Without a seed each run draws another one.
     let draws = [text(&[]), text(&[])];
@@ -294,9 +295,89 @@ fn bench_measures_each_test() {
     assert_eq!(table.lines().count(), 3, "{table}");
     assert!(table.contains("| pp2 |"), "{table}");
 
+    // Other threads for prefill than for decoding.
+    let both = ["bench", "-o", "json", "-p", "2", "-n", "1", "-r", "1", "-t", "1", "-tb", "2"];
+    let json: Value = serde_json::from_str(&stdout(&both)).unwrap();
+    assert_eq!((&json[0]["threads"], &json[1]["threads"]), (&2.into(), &1.into()), "{json}");
+
     assert!(failure(trine().args(["bench", "-p", "0", "-n", "0"]), 2).contains("nothing to measure"));
     let line = failure(trine().args(["bench", "-p", "1000", "-d", "100"]), 2);
     assert!(line.contains("1100 positions and the model has 1024"), "{line}");
+}
+
+#[test]
+fn bench_draws_thread_scaling() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("scaling.svg");
+    let plot = |threads: &str, file: &std::path::Path| {
+        let mut command = trine();
+        command.args(["bench", "-p", "4", "-n", "2", "-r", "1", "-t", threads, "--plot"]).arg(file);
+        command
+    };
+    let ran = run(&mut plot("1,2", &file));
+    assert_eq!((ran.code, ran.stdout.lines().count()), (Some(0), 6), "{ran:?}");
+    let svg = std::fs::read_to_string(&file).unwrap();
+    assert!(svg.starts_with("<svg ") && svg.ends_with("</svg>\n"), "{svg}");
+    assert_eq!(svg.matches("<circle").count(), 4, "{svg}");
+    for part in [">pp4</text>", ">tg2</text>", ">ideal</text>", ">threads</text>", "tales-bitnet-20m ternary"] {
+        assert!(svg.contains(part), "{part}: {svg}");
+    }
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "no other file is left");
+    for threads in ["2", "2,2"] {
+        assert!(failure(&mut plot(threads, &file), 2).contains("--plot: give several numbers of threads"));
+    }
+    assert!(failure(plot("1,2", &file).args(["-tb", "2"]), 2).contains("--threads-batch"));
+}
+
+#[test]
+fn bench_tells_energy_or_why_not() {
+    let args = ["bench", "-o", "json", "-p", "0", "-n", "1", "-r", "1", "-t", "1"];
+    let ran = run(trine().args(args));
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    let json: Value = serde_json::from_str(&ran.stdout).unwrap();
+    let told = ran.stderr.contains("no joules per token: ");
+    assert_eq!(json[0]["joules_per_token"].is_null(), told, "{ran:?}");
+}
+
+#[test]
+fn settings_of_other_devices_are_refused() {
+    let line = failure(trine().args(["run", "x", "--device", "1"]), 2);
+    assert_eq!(line, "--device means nothing to cpu-tsar: leave it out");
+}
+
+#[test]
+fn compare_shows_where_backends_differ() {
+    let args = ["compare", "-p", PROMPT, "-n", "8", "--backends", "cpu-tsar,oracle"];
+    let json: Value = serde_json::from_str(&stdout(&[&args[..], &["--json"]].concat())).unwrap();
+    assert_eq!(json["first"]["backend"], "cpu-tsar");
+    let other = &json["others"][0];
+    assert_eq!(other["backend"], "oracle");
+    let number = |value: &Value| value.as_f64().unwrap();
+    // Activations at the border of two codes may flip, no more.
+    assert!(number(&other["logits"]["relative"]) < 2e-2, "{other}");
+    let (same, fork) = (other["greedy"]["same"].as_u64().unwrap(), &other["greedy"]["fork"]);
+    assert_eq!(same == 8, fork.is_null(), "{other}");
+    let ops = other["ops"].as_array().unwrap();
+    let of_part = |part: &str| -> Vec<&str> {
+        ops.iter().filter(|op| op["part"] == part).map(|op| op["name"].as_str().unwrap()).collect()
+    };
+    let names = "sum norm qkv rope attend norm out sum norm gate_up gated norm down";
+    assert_eq!(of_part("9"), names.split(' ').collect::<Vec<_>>());
+    assert_eq!(of_part("head"), ["sum", "select", "norm", "logits"]);
+    for op in ops {
+        // From equal inputs every op is right to a few roundings; only the KV cache's f16 may round the other way.
+        let bound = if op["name"] == "attend" { 1e-3 } else { 1e-6 };
+        assert!(number(&op["own"]["relative"]) <= bound, "{op}");
+        assert!(number(&op["drift"]["relative"]) < 0.1, "{op}");
+    }
+    let text = stdout(&["compare", "-p", "Once", "-n", "1", "--backends", "cpu-tsar,oracle"]);
+    assert!(text.contains("## oracle against cpu-tsar") && text.contains("| 9         |"), "{text}");
+
+    assert!(failure(trine().args(["compare", "--backends", "oracle"]), 2).contains("two are needed"));
+    let line = failure(trine().args(["compare", "--backends", "oracle,abacus"]), 2);
+    assert!(line.contains("'abacus' is no backend of this build"), "{line}");
+    assert!(failure(trine().args(["compare", "--isa", "mmx"]), 2).contains("'mmx' is no instruction set"));
+    assert!(failure(trine().args(["compare", "-p", ""]), 2).contains("the prompt is empty"));
 }
 
 #[test]
@@ -339,7 +420,8 @@ fn completions_and_manual_are_made() {
     }
     let pages = stdout(&["man"]);
     for subcommand in [
-        "run", "serve", "info", "doctor", "bench", "perplexity", "quantize", "eval", "pull", "tsar-model", "completions", "man",
+        "run", "serve", "info", "doctor", "bench", "perplexity", "quantize", "eval", "pull", "compare",
+        "tsar-model", "completions", "man",
     ] {
         assert!(pages.contains(&format!(".TH trine-{subcommand} 1")), "{subcommand}: {pages}");
     }

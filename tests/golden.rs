@@ -1,4 +1,5 @@
-//! Logits and greedy continuations against references made with transformers in float32.
+//! Logits and greedy continuations against references made with transformers in float32: on each CPU path here, on
+//! every backend in `cross_backend.rs`.
 
 use std::path::{Path, PathBuf};
 
@@ -6,7 +7,6 @@ use trine::engine::{Engine, EngineOptions};
 use trine::files::ModelFiles;
 use trine::formats::Checkpoint;
 use trine::model::Formats;
-use trine_backend::oracle::Oracle;
 use trine_backend::{Backend, KvFormat, Row};
 use trine_cpu_tsar::{CpuTsar, Isa, Options};
 
@@ -56,7 +56,7 @@ pub(crate) fn run<B: Backend>(engine: &mut Engine<B>, tokens: &[u32], position: 
     logits
 }
 
-fn norm(values: impl Iterator<Item = f64>) -> f64 {
+pub(crate) fn norm(values: impl Iterator<Item = f64>) -> f64 {
     values.map(|value| value * value).sum::<f64>().sqrt()
 }
 
@@ -89,69 +89,91 @@ fn check<B: Backend>(device: &B::Options, files: &ModelFiles, dir: &Path, option
     }
 }
 
-/// The same checks on the oracle and on each CPU path that this machine has.
-fn check_everywhere(files: &ModelFiles, dir: &Path, options: &EngineOptions, bound: f64) {
-    check::<Oracle>(&(), files, dir, options, bound);
-    for isa in [Isa::Plain, Isa::detect()] {
-        for threads in [1, 2] {
-            let device = Options { threads: Some(threads), isa: Some(isa) };
-            check::<CpuTsar>(&device, files, dir, options, bound);
+/// A model with reference values, the formats that it is run in, and the bound of its relative error.
+pub(crate) struct Model {
+    pub(crate) dir: PathBuf,
+    pub(crate) options: EngineOptions,
+    pub(crate) bound: f64,
+}
+
+impl Model {
+    /// One of the fixtures.
+    pub(crate) fn fixture(name: &str) -> Self {
+        let bound = if name.contains("bitnet") || name.contains("b158") { TERNARY } else { DENSE };
+        Model { dir: fixture(name), options: exact(true), bound }
+    }
+
+    /// A third-party model, if it is there. F32 throughout: its own dtype.
+    pub(crate) fn stories() -> Option<Self> {
+        let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared/fixtures/stories260k");
+        if !dir.exists() {
+            println!("skipped: {} is not there (third-party model)", dir.display());
+            return None;
+        }
+        Some(Model { dir, options: exact(false), bound: DENSE })
+    }
+
+    /// The demo model: in the reference's arithmetic, and as it is run by default (INT8 embedding and lm_head, f16 KV
+    /// cache).
+    pub(crate) fn demo() -> [Self; 2] {
+        let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/tales-bitnet-20m");
+        let default = EngineOptions { outputs: 64, ..EngineOptions::default() };
+        [exact(true), default].map(|options| Model { dir: dir.clone(), options, bound: TERNARY })
+    }
+
+    /// Checks a backend against the reference.
+    pub(crate) fn check<B: Backend>(&self, device: &B::Options) {
+        let files = ModelFiles::open(&self.dir).unwrap();
+        check::<B>(device, &files, &self.dir, &self.options, self.bound);
+    }
+
+    /// The paths that the backend on this machine does not take by itself.
+    fn check_cpu_paths(&self) {
+        for (isa, threads) in [(Isa::Plain, 2), (Isa::detect(), 1)] {
+            let device = Options { threads: Some(threads), threads_batch: None, isa: Some(isa) };
+            self.check::<CpuTsar>(&device);
         }
     }
 }
 
-fn check_fixture(name: &str, bound: f64) {
-    let dir = fixture(name);
-    check_everywhere(&ModelFiles::open(&dir).unwrap(), &dir, &exact(true), bound);
-}
-
 #[test]
 fn tiny_qwen2() {
-    check_fixture("tiny-qwen2", DENSE);
+    Model::fixture("tiny-qwen2").check_cpu_paths();
 }
 
 #[test]
 fn tiny_qwen3() {
-    check_fixture("tiny-qwen3", DENSE);
+    Model::fixture("tiny-qwen3").check_cpu_paths();
 }
 
 #[test]
 fn tiny_llama3_rope() {
-    check_fixture("tiny-llama3-rope", DENSE);
+    Model::fixture("tiny-llama3-rope").check_cpu_paths();
 }
 
 #[test]
 fn tiny_bitnet() {
-    check_fixture("tiny-bitnet", TERNARY);
+    Model::fixture("tiny-bitnet").check_cpu_paths();
 }
 
 #[test]
 fn tiny_bitnet_online() {
-    check_fixture("tiny-bitnet-online", TERNARY);
+    Model::fixture("tiny-bitnet-online").check_cpu_paths();
 }
 
 #[test]
 fn tiny_llama_b158() {
-    check_fixture("tiny-llama-b158", TERNARY);
+    Model::fixture("tiny-llama-b158").check_cpu_paths();
 }
 
 #[test]
 fn stories260k() {
-    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared/fixtures/stories260k");
-    if !dir.exists() {
-        println!("skipped: {} is not there (third-party model)", dir.display());
-        return;
+    if let Some(model) = Model::stories() {
+        model.check_cpu_paths();
     }
-    // F32 throughout: its own dtype.
-    let options = EngineOptions { kv: KvFormat::F32, outputs: 64, ..EngineOptions::default() };
-    check_everywhere(&ModelFiles::open(&dir).unwrap(), &dir, &options, DENSE);
 }
 
 #[test]
 fn demo_model() {
-    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/tales-bitnet-20m");
-    check_everywhere(&ModelFiles::demo().unwrap(), &dir, &exact(true), TERNARY);
-    // As it is run by default: INT8 embedding and lm_head, f16 KV cache.
-    let default = EngineOptions { outputs: 64, ..EngineOptions::default() };
-    check_everywhere(&ModelFiles::demo().unwrap(), &dir, &default, TERNARY);
+    Model::demo().iter().for_each(Model::check_cpu_paths);
 }

@@ -2,8 +2,9 @@
 
 mod bad_input;
 mod cli;
-mod gguf;
+mod cross_backend;
 mod eval;
+mod gguf;
 mod golden;
 mod loading;
 mod program;

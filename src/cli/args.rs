@@ -8,6 +8,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use trine_backend::{Format, KvFormat};
 
 use crate::Result;
+use crate::backend::Settings;
 use crate::engine::{DEFAULT_BATCH, EngineOptions};
 use crate::eval::Windows;
 use crate::files::{DEMO, ModelFiles};
@@ -57,6 +58,8 @@ pub(super) enum Command {
     Eval(Box<EvalArgs>),
     /// Download a model from the Hugging Face hub.
     Pull(PullArgs),
+    /// Run the same prompt on several backends and show where they differ.
+    Compare(CompareArgs),
     /// Count what T-SAR's instructions would do in hardware, and compare.
     TsarModel(TsarModelArgs),
     /// Print a completion script for a shell.
@@ -155,14 +158,33 @@ pub(super) struct DeviceArgs {
     #[arg(short, long, value_name = "N")]
     pub(super) threads: Option<NonZeroUsize>,
     #[command(flatten)]
-    pub(super) isa: IsaArgs,
+    pub(super) choice: ChoiceArgs,
 }
 
+/// What of a device has one value also where several numbers of threads are tried.
 #[derive(Clone, Debug, Default, Args)]
-pub(super) struct IsaArgs {
+pub(super) struct ChoiceArgs {
+    /// CPU threads for prefill; -tb for short [default: as many as for decoding].
+    #[arg(long, value_name = "N")]
+    pub(super) threads_batch: Option<NonZeroUsize>,
     /// Instruction set to use rather than the best one found; `trine doctor` shows that.
     #[arg(long, value_name = "NAME")]
     pub(super) isa: Option<String>,
+    /// Device to use, where the backend has several: its number or a part of its name, as in `trine doctor`.
+    #[arg(long, value_name = "N|NAME")]
+    pub(super) device: Option<String>,
+}
+
+impl DeviceArgs {
+    /// The same as the backends know it.
+    pub(super) fn settings(&self) -> Settings {
+        Settings {
+            threads: self.threads.map(NonZeroUsize::get),
+            threads_batch: self.choice.threads_batch.map(NonZeroUsize::get),
+            isa: self.choice.isa.clone(),
+            device: self.choice.device.clone(),
+        }
+    }
 }
 
 /// Sizes of context and steps.
@@ -410,11 +432,11 @@ pub(super) struct BenchArgs {
     /// Repetitions of each test.
     #[arg(short, long, value_name = "N", default_value = "5")]
     pub(super) repetitions: NonZeroUsize,
-    /// CPU threads [default: one for each performance core].
+    /// CPU threads; each number is measured [default: one for each performance core].
     #[arg(short, long, value_name = "N,…", value_delimiter = ',')]
     pub(super) threads: Vec<NonZeroUsize>,
     #[command(flatten)]
-    pub(super) isa: IsaArgs,
+    pub(super) choice: ChoiceArgs,
     /// Tokens of a prefill step.
     #[arg(short, long, value_name = "N", default_value_t = DEFAULT_BATCH)]
     pub(super) batch_size: usize,
@@ -423,6 +445,9 @@ pub(super) struct BenchArgs {
     /// How the results are printed.
     #[arg(short, long, value_enum, default_value_t = TableOutput::Md)]
     pub(super) output: TableOutput,
+    /// Draw how speed grows with the threads of -t into this file, as SVG.
+    #[arg(long, value_name = "FILE", conflicts_with = "threads_batch")]
+    pub(super) plot: Option<PathBuf>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -562,6 +587,35 @@ pub(super) struct EvalArgs {
     pub(super) output: EvalOutput,
 }
 
+/// `trine compare`.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Each backend is compared with the first one: the logits of the prompt, the greedy tokens after it, \
+    and every op of its first tokens.\nAn op's own difference is what it makes of the first backend's inputs; drift is \
+    how far the results have come apart when each goes on from its own."
+)]
+pub(super) struct CompareArgs {
+    #[command(flatten)]
+    pub(super) model: ModelArgs,
+    /// Backends of this build, two or more; `oracle` is the scalar reference [default: all, and the oracle if that is
+    /// one].
+    #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
+    pub(super) backends: Vec<String>,
+    /// The prompt.
+    #[arg(short, long, value_name = "TEXT", default_value = "Once upon a time there was a")]
+    pub(super) prompt: String,
+    /// Tokens to decode greedily; 0 = none.
+    #[arg(short, long, value_name = "N", default_value_t = 64)]
+    pub(super) n_predict: usize,
+    #[command(flatten)]
+    pub(super) device: DeviceArgs,
+    #[command(flatten)]
+    pub(super) formats: FormatArgs,
+    /// Print JSON.
+    #[arg(long)]
+    pub(super) json: bool,
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(super) enum EvalOutput {
     /// Markdown tables.
@@ -595,6 +649,9 @@ pub(super) struct PullArgs {
     /// The model; of GGUF files one by its name or number format, as OWNER/NAME:Q4_K_M.
     #[arg(value_name = "OWNER/NAME[@REVISION][:FILE]")]
     pub(super) model: String,
+    /// Print JSON.
+    #[arg(long)]
+    pub(super) json: bool,
 }
 
 /// `trine tsar-model`.

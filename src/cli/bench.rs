@@ -8,8 +8,10 @@ use trine_backend::{Backend, DeviceInfo, Row};
 use super::Exit;
 use super::args::{BenchArgs, TableOutput, Verbosity};
 use super::info::kv_per_position;
-use super::output::{count, print, print_json};
+use super::output::{count, note, print, print_json, write_file};
+use super::plot::{Series, thread_scaling};
 use super::progress::{self, Progress};
+use crate::energy::Meter;
 use crate::engine::{Engine, EngineOptions};
 use crate::memory::human;
 use crate::model::Config;
@@ -19,6 +21,8 @@ use crate::{Error, Result};
 /// Runs the subcommand, on each of `devices`.
 pub(super) fn run<B: Backend>(args: &BenchArgs, devices: &[B::Options], verbosity: Verbosity) -> Result<Exit> {
     let tests = tests(args);
+    check_plot(args)?;
+    let meter = Meter::open();
     let files = args.model.open()?;
     let context = Some(context(&tests, &files.config)?);
     let options = EngineOptions { context, batch: args.batch_size, ..args.formats.engine() };
@@ -29,21 +33,22 @@ pub(super) fn run<B: Backend>(args: &BenchArgs, devices: &[B::Options], verbosit
         let repetitions = args.repetitions.get();
         let mut progress = Progress::new("measuring", (tests.len() * (repetitions + 1)) as u64, verbosity);
         let model = Model::of(session.engine(), files.path.file_name().unwrap_or(files.path.as_os_str()), args);
-        let mut repeat = |test: &Test, measure: &mut dyn FnMut() -> Result<f64>| {
-            let mut speeds = Vec::with_capacity(repetitions);
+        let mut repeat = |test: &Test, measure: &mut dyn FnMut() -> Result<Sample>| {
+            let mut samples = Vec::with_capacity(repetitions);
             for repetition in 0..=repetitions {
-                let speed = measure()?;
+                let sample = measure()?;
                 // The first run brings weights and code into the caches.
                 if repetition > 0 {
-                    speeds.push(speed);
+                    samples.push(sample);
                 }
                 progress.advance(1, |_, _| test.name());
             }
-            table.push(Line { model: model.clone(), test: *test, speeds });
+            table.push(Line { model: model.clone(), test: *test, samples });
             Ok::<_, Error>(())
         };
+        let meter = meter.as_ref().ok();
         for test in tests.iter().filter(|test| test.sequences == 1) {
-            repeat(test, &mut || measure(&mut session, test, &tokens))?;
+            repeat(test, &mut || measure(&mut session, test, &tokens, meter))?;
         }
         // One model at a time.
         drop(session);
@@ -53,15 +58,39 @@ pub(super) fn run<B: Backend>(args: &BenchArgs, devices: &[B::Options], verbosit
             let options = EngineOptions { sequences, outputs, batch, ..options };
             let mut engine = progress::load::<B>(device, &files, &options, verbosity)?;
             let mut logits = vec![0.0; sequences * files.config.vocab];
-            repeat(shared, &mut || measure_shared(&mut engine, shared, &tokens, &mut logits))?;
+            repeat(shared, &mut || measure_shared(&mut engine, shared, &tokens, &mut logits, meter))?;
         }
     }
+    tell_energy(&meter, verbosity);
     match args.output {
         TableOutput::Md => print(&markdown(&table))?,
         TableOutput::Csv => print(&csv(&table))?,
         TableOutput::Json => print_json(&table.iter().map(Line::json).collect())?,
     }
+    if let Some(file) = &args.plot {
+        write_file(file, &plot(&table))?;
+    }
     Ok(Exit::Success)
+}
+
+/// Refuses a plot that would have no lines, before anything is measured.
+fn check_plot(args: &BenchArgs) -> Result<()> {
+    let mut threads = args.threads.clone();
+    threads.sort_unstable();
+    threads.dedup();
+    if args.plot.is_some() && threads.len() < 2 {
+        return Err(Error::Usage("--plot: give several numbers of threads, such as -t 1,2,4".into()));
+    }
+    Ok(())
+}
+
+/// Says whose energy was measured, or why none was.
+fn tell_energy(meter: &std::result::Result<Meter, String>, verbosity: Verbosity) {
+    match meter {
+        Ok(meter) => verbosity.detail(|| format!("joules are those of {}", meter.name())),
+        Err(why) if !verbosity.quiet => note(&format!("no joules per token: {why}")),
+        Err(_) => {}
+    }
 }
 
 /// What is measured: so many tokens, after `depth` tokens.
@@ -126,13 +155,23 @@ fn context(tests: &[Test], config: &Config) -> Result<usize> {
     Ok(needed)
 }
 
-/// Tokens per second of one run.
-fn measure<B: Backend>(session: &mut Session<B>, test: &Test, tokens: &[u32]) -> Result<f64> {
+/// One run of a test.
+#[derive(Clone, Copy, Debug)]
+struct Sample {
+    /// Tokens per second.
+    speed: f64,
+    /// Energy, where something tells it.
+    joules: Option<f64>,
+}
+
+/// Runs a test once.
+fn measure<B: Backend>(session: &mut Session<B>, test: &Test, tokens: &[u32], meter: Option<&Meter>) -> Result<Sample> {
     let end = test.depth + test.tokens;
     session.truncate(test.depth);
     if session.tokens().len() < test.depth {
         session.prefill(&tokens[..test.depth], || true)?;
     }
+    let energy = meter.map(Meter::start).transpose().map_err(Error::Request)?;
     let start = Instant::now();
     match test.kind {
         Kind::Prefill => {
@@ -144,7 +183,9 @@ fn measure<B: Backend>(session: &mut Session<B>, test: &Test, tokens: &[u32]) ->
             }
         }
     }
-    Ok(test.tokens as f64 / start.elapsed().as_secs_f64())
+    let speed = test.tokens as f64 / start.elapsed().as_secs_f64();
+    let joules = energy.map(|running| running.stop()).transpose().map_err(Error::Request)?;
+    Ok(Sample { speed, joules })
 }
 
 /// Tokens per second of texts that share each step, together.
@@ -153,11 +194,14 @@ fn measure_shared<B: Backend>(
     test: &Test,
     tokens: &[u32],
     logits: &mut [f32],
-) -> Result<f64> {
+    meter: Option<&Meter>,
+) -> Result<Sample> {
+    let mut energy = None;
     let mut rows = Vec::with_capacity(test.sequences);
     let mut start = Instant::now();
     for position in 0..test.depth + test.tokens {
         if position == test.depth {
+            energy = meter.map(Meter::start).transpose().map_err(Error::Request)?;
             start = Instant::now();
         }
         let (token, output) = (tokens[position], position >= test.depth);
@@ -173,7 +217,9 @@ fn measure_shared<B: Backend>(
             engine.read_logits(logits)?;
         }
     }
-    Ok((test.sequences * test.tokens) as f64 / start.elapsed().as_secs_f64())
+    let speed = (test.sequences * test.tokens) as f64 / start.elapsed().as_secs_f64();
+    let joules = energy.map(|running| running.stop()).transpose().map_err(Error::Request)?;
+    Ok(Sample { speed, joules })
 }
 
 /// The same ids on every run and machine: Steele, Lea, Flood, "Fast Splittable Pseudorandom Number Generators",
@@ -194,7 +240,8 @@ fn random_tokens(count: usize, vocab: usize) -> Vec<u32> {
 struct Model {
     name: String,
     backend: &'static str,
-    threads: String,
+    /// For decoding, and for prefill.
+    threads: [String; 2],
     weights: String,
     head: String,
     kv: &'static str,
@@ -224,28 +271,48 @@ impl Model {
     }
 }
 
-/// The number of threads that the device says it uses.
-fn threads(info: &DeviceInfo) -> String {
-    info.facts.iter().find(|(name, _)| name == "threads").map_or_else(|| "-".into(), |(_, fact)| fact.clone())
+/// The numbers of threads that the device says it uses for decoding and for prefill.
+fn threads(info: &DeviceInfo) -> [String; 2] {
+    let fact = |name| info.facts.iter().find(|(fact, _)| fact == name).map(|(_, value)| value.clone());
+    let decode = fact("threads").unwrap_or_else(|| "-".into());
+    let prefill = fact("batch threads").unwrap_or_else(|| decode.clone());
+    [decode, prefill]
 }
 
-/// One test and the speeds of its runs, tokens per second.
+/// One test and its runs.
 #[derive(Clone, Debug)]
 struct Line {
     model: Model,
     test: Test,
-    speeds: Vec<f64>,
+    samples: Vec<Sample>,
 }
 
 impl Line {
+    /// The number of threads that the device says it used.
+    fn threads(&self) -> &str {
+        let [decode, prefill] = &self.model.threads;
+        if self.test.kind == Kind::Prefill { prefill } else { decode }
+    }
+
+    fn speeds(&self) -> impl Iterator<Item = f64> {
+        self.samples.iter().map(|sample| sample.speed)
+    }
+
+    /// Mean tokens per second.
     fn mean(&self) -> f64 {
-        self.speeds.iter().sum::<f64>() / self.speeds.len() as f64
+        self.speeds().sum::<f64>() / self.samples.len() as f64
+    }
+
+    /// Energy per token, over all runs.
+    fn joules_per_token(&self) -> Option<f64> {
+        let joules: Option<f64> = self.samples.iter().map(|sample| sample.joules).sum();
+        joules.map(|joules| joules / (self.samples.len() * self.test.sequences * self.test.tokens) as f64)
     }
 
     /// Standard deviation of a sample; 0 for a single run.
     fn deviation(&self) -> f64 {
-        let (n, mean) = (self.speeds.len(), self.mean());
-        let squares: f64 = self.speeds.iter().map(|speed| (speed - mean).powi(2)).sum();
+        let (n, mean) = (self.samples.len(), self.mean());
+        let squares: f64 = self.speeds().map(|speed| (speed - mean).powi(2)).sum();
         if n > 1 { (squares / (n - 1) as f64).sqrt() } else { 0.0 }
     }
 
@@ -272,7 +339,7 @@ impl Line {
             "test": test.name(),
             "model": model.name,
             "backend": model.backend,
-            "threads": model.threads.parse::<u64>().ok(),
+            "threads": self.threads().parse::<u64>().ok(),
             "weights": model.weights,
             "head": model.head,
             "kv": model.kv,
@@ -285,36 +352,68 @@ impl Line {
             "slots": test.sequences,
             "tokens_per_second": self.mean(),
             "deviation": self.deviation(),
-            "samples": self.speeds,
+            "samples": self.speeds().collect::<Vec<_>>(),
             "read_per_token": self.bytes_per_token(),
             "gigabytes_per_second": self.bandwidth(),
+            "joules_per_token": self.joules_per_token(),
         })
     }
 }
 
+/// A table; the energy's column is left out where nothing tells it.
 fn markdown(table: &[Line]) -> String {
-    let mut text = "| model | size | params | backend | threads | test | t/s | read/token | GB/s |\n\
-                    |---|---:|---:|---|---:|---|---:|---:|---:|\n"
-        .to_owned();
+    let energy = table.iter().any(|line| line.joules_per_token().is_some());
+    let (title, rule) = if energy { (" J/token |", "---:|") } else { ("", "") };
+    let mut text = format!(
+        "| model | size | params | backend | threads | test | t/s | read/token | GB/s |{title}\n\
+         |---|---:|---:|---|---:|---|---:|---:|---:|{rule}\n"
+    );
     for line in table {
         let model = &line.model;
         text += &format!(
-            "| {} {}, head {} | {} | {} | {} | {} | {} | {:.2} ± {:.2} | {} | {} |\n",
+            "| {} {}, head {} | {} | {} | {} | {} | {} | {:.2} ± {:.2} | {} | {} |",
             model.name,
             model.weights,
             model.head,
             human(model.bytes),
             count(model.parameters),
             model.backend,
-            model.threads,
+            line.threads(),
             line.test.name(),
             line.mean(),
             line.deviation(),
             line.bytes_per_token().map_or("-".into(), human),
             line.bandwidth().map_or("-".into(), |speed| format!("{speed:.2}")),
         );
+        text += &line.joules_per_token().map_or(String::new(), |joules| format!(" {joules:.4} |"));
+        text += "\n";
     }
     text
+}
+
+/// A chart of each test's speed by threads.
+fn plot(table: &[Line]) -> String {
+    let mut series: Vec<Series> = Vec::new();
+    for line in table {
+        let Ok(threads) = line.threads().parse() else { continue };
+        let name = line.test.name();
+        let index = series.iter().position(|series| series.name == name).unwrap_or_else(|| {
+            series.push(Series { name, points: Vec::new() });
+            series.len() - 1
+        });
+        series[index].points.push((threads, line.mean()));
+    }
+    for series in &mut series {
+        series.points.sort_by_key(|&(threads, _)| threads);
+    }
+    let title = table.first().map_or(String::new(), |line| {
+        let model = &line.model;
+        format!(
+            "{} {}, head {}, on {}: tokens per second by threads",
+            model.name, model.weights, model.head, model.backend
+        )
+    });
+    thread_scaling(&title, &series)
 }
 
 /// The fields of the JSON objects but for `samples`.
@@ -349,7 +448,7 @@ mod tests {
         let model = Model {
             name: "a, \"b\"".into(),
             backend: "some",
-            threads: "2".into(),
+            threads: ["2".into(), "4".into()],
             weights: "ternary".into(),
             head: "int8".into(),
             kv: "f16",
@@ -359,7 +458,8 @@ mod tests {
             read_per_token: 1_000_000,
             kv_per_position: 1_000,
         };
-        Line { model, test: Test { kind, tokens: 128, depth, sequences: 1 }, speeds: speeds.to_vec() }
+        let samples = speeds.iter().map(|&speed| Sample { speed, joules: None }).collect();
+        Line { model, test: Test { kind, tokens: 128, depth, sequences: 1 }, samples }
     }
 
     #[test]
@@ -390,12 +490,41 @@ mod tests {
         let lines: Vec<_> = csv.lines().collect();
         assert_eq!(lines.len(), 3);
         assert!(lines[0].starts_with("test,model,backend,threads,"));
-        assert!(lines[1].starts_with("pp128,\"a, \"\"b\"\"\",some,2,"), "{}", lines[1]);
-        assert!(lines[1].ends_with(",,"), "prefill has no bandwidth: {}", lines[1]);
+        assert!(lines[1].starts_with("pp128,\"a, \"\"b\"\"\",some,4,"), "{}", lines[1]);
+        assert!(lines[2].starts_with("tg128,\"a, \"\"b\"\"\",some,2,"), "{}", lines[2]);
+        assert!(lines[1].ends_with(",,,"), "prefill has no bandwidth, and nothing tells joules: {}", lines[1]);
         let markdown = markdown(&table);
         let bars: Vec<_> = markdown.lines().map(|line| line.matches('|').count()).collect();
         assert_eq!(bars, [10; 4]);
         assert!(markdown.contains("| tg128 | 2.00 ± 0.00 |"), "{markdown}");
+    }
+
+    #[test]
+    fn energy_is_divided_by_the_tokens_of_all_runs() {
+        let mut decode = line(Kind::Decode, 0, &[2.0, 2.0]);
+        assert_eq!(decode.joules_per_token(), None);
+        decode.samples[0].joules = Some(100.0);
+        assert_eq!(decode.joules_per_token(), None, "a run without");
+        decode.samples[1].joules = Some(28.0);
+        assert_eq!(decode.joules_per_token(), Some(0.5));
+        let markdown = markdown(&[decode]);
+        assert!(markdown.lines().all(|line| line.matches('|').count() == 11), "{markdown}");
+        assert!(markdown.contains(" J/token |") && markdown.ends_with("| 0.5000 |\n"), "{markdown}");
+    }
+
+    #[test]
+    fn a_plot_has_a_line_for_each_test() {
+        let with = |threads: &str, kind, speed| {
+            let mut line = line(kind, 0, &[speed]);
+            line.model.threads = [threads.into(), threads.into()];
+            line
+        };
+        let table = [with("2", Kind::Prefill, 19.0), with("2", Kind::Decode, 5.0), with("1", Kind::Prefill, 10.0)];
+        let svg = plot(&table);
+        assert_eq!(svg.matches("<circle").count(), 3);
+        assert!(svg.contains(">pp128</text>") && svg.contains("a, \"b\" ternary, head int8, on some"), "{svg}");
+        let first = svg.find("pp128: 10.0 tok/s on 1").unwrap();
+        assert!(first < svg.find("pp128: 19.0 tok/s on 2").unwrap(), "by threads");
     }
 
     #[test]

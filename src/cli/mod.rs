@@ -6,6 +6,7 @@
 mod args;
 mod bench;
 mod chat;
+mod compare;
 mod doctor;
 mod eval;
 mod info;
@@ -13,6 +14,7 @@ mod interrupt;
 mod output;
 mod pages;
 mod perplexity;
+mod plot;
 mod progress;
 mod quantize;
 mod pull;
@@ -22,16 +24,15 @@ mod tsar_model;
 
 use std::ffi::OsString;
 use std::io::ErrorKind;
-use std::num::NonZeroUsize;
 use std::process::ExitCode;
 use std::sync::LazyLock;
 
 use clap::{CommandFactory, FromArgMatches};
 use trine_backend::Backend;
 
-use crate::backend::{self, Active, Settings};
+use crate::backend::{self, Active, Compiled};
 use crate::{Error, Result};
-use args::{Cli, Command, DeviceArgs};
+use args::{BenchArgs, Cli, Command, DeviceArgs};
 
 /// How the program ends when nothing failed, with its exit status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,11 +60,12 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> Result<Exit> {
         Command::Serve(args) => serve::run::<Active>(&args, device(&args.device)?, verbosity),
         Command::Info(args) => info::run::<Active>(&args),
         Command::Doctor(args) => doctor::run::<Active>(&device(&args.device)?, backend::COMPILED, args.json),
-        Command::Bench(args) => bench::run::<Active>(&args, &devices(&args.threads, &args.isa.isa)?, verbosity),
+        Command::Bench(args) => bench::run::<Active>(&args, &devices(&args)?, verbosity),
         Command::Perplexity(args) => perplexity::run::<Active>(&args, &device(&args.device)?, verbosity),
         Command::Quantize(args) => quantize::run::<Active>(&args, &device(&args.device)?, verbosity),
         Command::Eval(args) => eval::run::<Active>(&args, &device(&args.device)?, verbosity),
         Command::Pull(args) => pull::run(&args, verbosity),
+        Command::Compare(args) => compare::run(&args, verbosity),
         Command::TsarModel(args) => tsar_model::run(&args),
         Command::Completions { shell } => pages::completions(command(), shell),
         Command::Man { dir } => pages::manual(command(), dir.as_deref()),
@@ -99,7 +101,11 @@ fn command() -> clap::Command {
 
 /// llama.cpp's names of several letters behind one dash, which the parser would take for several flags.
 fn expand(args: impl IntoIterator<Item = OsString>) -> impl Iterator<Item = OsString> {
-    args.into_iter().map(|arg| if arg == "-sys" { "--system".into() } else { arg })
+    args.into_iter().map(|arg| match arg.to_str() {
+        Some("-sys") => "--system".into(),
+        Some("-tb") => "--threads-batch".into(),
+        _ => arg,
+    })
 }
 
 /// Help and version as they are; anything else as one line.
@@ -128,15 +134,16 @@ fn one_line(text: &str) -> String {
 
 /// The active backend's options.
 fn device(args: &DeviceArgs) -> Result<<Active as Backend>::Options> {
-    let settings = Settings { threads: args.threads.map(NonZeroUsize::get), isa: args.isa.isa.clone() };
-    backend::options(&settings).map_err(|error| Error::Usage(error.to_string()))
+    let settings = args.settings();
+    settings.check(Active::TAKES, Active::NAME)?;
+    Active::options(&settings)
 }
 
 /// The active backend's options with each number of threads, or its own choice where there are none.
-fn devices(threads: &[NonZeroUsize], isa: &Option<String>) -> Result<Vec<<Active as Backend>::Options>> {
-    let choices = if threads.is_empty() { vec![None] } else { threads.iter().copied().map(Some).collect() };
-    let isa = args::IsaArgs { isa: isa.clone() };
-    choices.into_iter().map(|threads| device(&DeviceArgs { threads, isa: isa.clone() })).collect()
+fn devices(args: &BenchArgs) -> Result<Vec<<Active as Backend>::Options>> {
+    let counts = args.threads.iter().copied().map(Some);
+    let counts: Vec<_> = if args.threads.is_empty() { vec![None] } else { counts.collect() };
+    counts.into_iter().map(|threads| device(&DeviceArgs { threads, choice: args.choice.clone() })).collect()
 }
 
 #[cfg(test)]
@@ -165,9 +172,10 @@ mod tests {
 
     #[test]
     fn short_names_of_several_letters_are_expanded() {
-        let args = ["trine", "run", "-sys", "be brief", "-s", "1"].map(OsString::from);
+        let args = ["trine", "run", "-sys", "be brief", "-s", "1", "-tb", "2"].map(OsString::from);
         let expanded: Vec<_> = expand(args).collect();
-        assert_eq!(expanded, ["trine", "run", "--system", "be brief", "-s", "1"].map(OsString::from));
+        let long = ["trine", "run", "--system", "be brief", "-s", "1", "--threads-batch", "2"];
+        assert_eq!(expanded, long.map(OsString::from));
     }
 
     #[test]

@@ -57,6 +57,21 @@ impl Verbosity {
     }
 }
 
+/// Writes a whole file or none: a file beside it, then renamed.
+///
+/// # Errors
+/// It can't be written.
+pub(super) fn write_file(path: &Path, text: &str) -> Result<()> {
+    let mut beside = path.as_os_str().to_owned();
+    beside.push(format!(".{}.part", std::process::id()));
+    let written = std::fs::write(&beside, text).and_then(|()| std::fs::rename(&beside, path));
+    written.map_err(|error| {
+        // Nothing is left behind, if it can be helped.
+        let _ = std::fs::remove_file(&beside);
+        Error::file(path, format_args!("can't be written: {error}"))
+    })
+}
+
 /// Names and values in two columns.
 pub(super) fn columns(rows: &[(impl AsRef<str>, impl AsRef<str>)]) -> String {
     let width = rows.iter().map(|(name, _)| name.as_ref().chars().count()).max().unwrap_or(0);
@@ -101,6 +116,21 @@ mod tests {
     #[test]
     fn columns_line_up() {
         assert_eq!(columns(&[("a", "1"), ("bcd", "2")]), "a    1\nbcd  2\n");
+    }
+
+    #[test]
+    fn files_are_written_whole_or_not_at_all() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.svg");
+        write_file(&path, "one").unwrap();
+        write_file(&path, "two").unwrap();
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "two");
+        let folder = dir.path().join("folder");
+        std::fs::create_dir(&folder).unwrap();
+        let line = write_file(&folder, "x").unwrap_err().to_string();
+        assert!(line.contains("folder: can't be written"), "{line}");
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 2, "nothing else is left");
+        assert!(write_file(&dir.path().join("none/a.svg"), "x").is_err());
     }
 
     #[test]

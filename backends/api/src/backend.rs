@@ -155,6 +155,12 @@ pub trait Backend: Sized + Send + 'static {
     /// replay the recording for later steps with the same number of rows and outputs.
     fn step(&mut self, rows: &[Row], record: impl FnOnce(&mut Self)) -> Result<()>;
 
+    /// As [`Backend::step`], for ops that are no step of the model: a device that replays recordings neither
+    /// replays nor keeps this one, and looks at the ops afresh.
+    fn step_once(&mut self, rows: &[Row], record: impl FnOnce(&mut Self)) -> Result<()> {
+        self.step(rows, record)
+    }
+
     /// `out[r] = table[token of r]`, dequantised.
     fn embed(&mut self, out: &mut Self::Buf, table: &Self::Weight);
 

@@ -71,10 +71,13 @@ fn block_rows(heads: Heads) -> usize {
 
 impl Scratch {
     fn fit(&mut self, threads: usize, heads: Heads, context: usize) {
-        self.workers.resize_with(threads, Worker::default);
+        // Steps of one row and of more may have different numbers of threads: what is there is kept.
+        if self.workers.len() < threads {
+            self.workers.resize_with(threads, Worker::default);
+        }
         let (stride, partial) = (heads.dim.next_multiple_of(LANES), partial_len(heads));
         let rows = block_rows(heads);
-        for worker in &mut self.workers {
+        for worker in &mut self.workers[..threads] {
             grow(&mut worker.queries, rows * heads.group() * stride);
             grow(&mut worker.scores, rows * heads.group() * CHUNK);
             worker.lens.reserve(rows);

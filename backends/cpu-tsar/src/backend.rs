@@ -9,14 +9,14 @@ use crate::kv::Kv;
 use crate::linear::linear;
 use crate::memory::Buf;
 use crate::ops::{self, elementwise, gate, norm, rope};
-use crate::pool::Pool;
+use crate::pools::Pools;
 use crate::topology;
 use crate::weights::Weight;
 
 /// Trine's CPU backend. Ops run when they are called, on the thread that calls and on its pool.
 #[derive(Debug)]
 pub struct CpuTsar {
-    pool: Pool,
+    pools: Pools,
     isa: Isa,
     /// The rows that ops work on: the step's, or after `select_outputs` those with an output.
     rows: Vec<Row>,
@@ -34,7 +34,7 @@ impl Backend for CpuTsar {
     fn open(options: &Options) -> Result<Self> {
         Ok(CpuTsar {
             isa: options.isa()?,
-            pool: Pool::new(options.threads())?,
+            pools: Pools::new(options.threads())?,
             rows: Vec::new(),
             activations: activations::Scratch::default(),
             attention: attention::Scratch::default(),
@@ -42,10 +42,12 @@ impl Backend for CpuTsar {
     }
 
     fn info(&self) -> DeviceInfo {
-        let facts = [("threads", self.pool.threads().to_string()), ("instructions", self.isa.to_string())];
+        let (single, batch) = self.pools.threads();
+        let batch = (batch != single).then(|| ("batch threads", batch.to_string()));
+        let facts = [Some(("threads", single.to_string())), batch, Some(("instructions", self.isa.to_string()))];
         DeviceInfo {
             name: topology::cpu_name(),
-            facts: facts.map(|(name, fact)| (name.into(), fact)).into(),
+            facts: facts.into_iter().flatten().map(|(name, fact)| (name.into(), fact)).collect(),
             free_memory: None,
         }
     }
@@ -64,7 +66,7 @@ impl Backend for CpuTsar {
     }
 
     fn prepare(&mut self, matrix: HostMatrix<'_>) -> Result<Weight> {
-        Weight::prepare(matrix, self.isa, &self.pool)
+        Weight::prepare(matrix, self.isa, self.pools.largest())
     }
 
     fn kv(&mut self, shape: KvShape, format: KvFormat) -> Result<Kv> {
@@ -75,6 +77,7 @@ impl Backend for CpuTsar {
         if rows.is_empty() {
             return Err(Error::Invalid("a step needs at least one row".into()));
         }
+        self.pools.choose(rows.len());
         self.rows.clear();
         self.rows.extend_from_slice(rows);
         record(self);
@@ -83,7 +86,7 @@ impl Backend for CpuTsar {
 
     fn embed(&mut self, out: &mut Buf, table: &Weight) {
         let (columns, rows) = (out.columns(), &self.rows);
-        ops::split(&self.pool, out.front_mut(rows.len()), columns, 1, |start, out| {
+        ops::split(self.pools.chosen(), out.front_mut(rows.len()), columns, 1, |start, out| {
             for (out, row) in out.chunks_exact_mut(columns).zip(&rows[start / columns..]) {
                 table.embed_row(row.token as usize, out);
             }
@@ -92,30 +95,30 @@ impl Backend for CpuTsar {
 
     fn rms_norm(&mut self, out: &mut Buf, x: &Buf, weight: &Buf, eps: f32) {
         let rows = self.rows.len();
-        norm::rms_norm(&self.pool, self.isa, out.front_mut(rows), x.front(rows), weight.row(0), eps);
+        norm::rms_norm(self.pools.chosen(), self.isa, out.front_mut(rows), x.front(rows), weight.row(0), eps);
     }
 
     fn linear(&mut self, out: &mut Buf, x: &Buf, weight: &Weight) {
         let rows = self.rows.len();
-        linear(&self.pool, self.isa, &mut self.activations, weight, x.front(rows), rows, out.front_mut(rows));
+        linear(self.pools.chosen(), self.isa, &mut self.activations, weight, x.front(rows), rows, out.front_mut(rows));
     }
 
     fn add_bias(&mut self, x: &mut Buf, bias: &Buf) {
-        elementwise::add_bias(&self.pool, self.isa, x.front_mut(self.rows.len()), bias.row(0));
+        elementwise::add_bias(self.pools.chosen(), self.isa, x.front_mut(self.rows.len()), bias.row(0));
     }
 
     fn add(&mut self, x: &mut Buf, y: &Buf) {
         let rows = self.rows.len();
-        elementwise::add(&self.pool, self.isa, x.front_mut(rows), y.front(rows));
+        elementwise::add(self.pools.chosen(), self.isa, x.front_mut(rows), y.front(rows));
     }
 
     fn head_norm(&mut self, qkv: &mut Buf, heads: Heads, query: &Buf, key: &Buf, eps: f32) {
         let qkv = qkv.front_mut(self.rows.len());
-        norm::head_norm(&self.pool, self.isa, qkv, heads, query.row(0), key.row(0), eps);
+        norm::head_norm(self.pools.chosen(), self.isa, qkv, heads, query.row(0), key.row(0), eps);
     }
 
     fn rope(&mut self, qkv: &mut Buf, heads: Heads, table: &Buf) {
-        rope::rope(&self.pool, self.isa, &self.rows, qkv.front_mut(self.rows.len()), heads, table);
+        rope::rope(self.pools.chosen(), self.isa, &self.rows, qkv.front_mut(self.rows.len()), heads, table);
     }
 
     fn store_kv(&mut self, kv: &mut Kv, layer: usize, qkv: &Buf, heads: Heads) {
@@ -125,12 +128,12 @@ impl Backend for CpuTsar {
     fn attend(&mut self, out: &mut Buf, qkv: &Buf, kv: &Kv, layer: usize, heads: Heads) {
         let rows = self.rows.len();
         let (out, qkv) = (out.front_mut(rows), qkv.front(rows));
-        attend(&self.pool, self.isa, &mut self.attention, &self.rows, out, qkv, kv, layer, heads);
+        attend(self.pools.chosen(), self.isa, &mut self.attention, &self.rows, out, qkv, kv, layer, heads);
     }
 
     fn gated(&mut self, out: &mut Buf, gate_up: &Buf, gate: Gate) {
         let (rows, columns) = (self.rows.len(), out.columns());
-        gate::gated(&self.pool, self.isa, out.front_mut(rows), columns, gate_up.front(rows), gate);
+        gate::gated(self.pools.chosen(), self.isa, out.front_mut(rows), columns, gate_up.front(rows), gate);
     }
 
     fn select_outputs(&mut self, out: &mut Buf, x: &Buf) {
@@ -152,6 +155,6 @@ impl Backend for CpuTsar {
     fn add_rms_norm(&mut self, out: &mut Buf, x: &mut Buf, y: &Buf, weight: &Buf, eps: f32) {
         let rows = self.rows.len();
         let (out, x, y) = (out.front_mut(rows), x.front_mut(rows), y.front(rows));
-        norm::add_rms_norm(&self.pool, self.isa, out, x, y, weight.row(0), eps);
+        norm::add_rms_norm(self.pools.chosen(), self.isa, out, x, y, weight.row(0), eps);
     }
 }

@@ -12,16 +12,19 @@ use crate::topology;
 /// How the CPU backend runs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Options {
-    /// Number of threads; by default one for each physical performance core.
+    /// Threads for steps of one row; by default one for each physical performance core.
     pub threads: Option<usize>,
+    /// Threads for steps of more rows; by default as many as for one row.
+    pub threads_batch: Option<usize>,
     /// Instruction set; by default the best that the CPU has.
     pub isa: Option<Isa>,
 }
 
 impl Options {
-    /// The number of threads to start.
-    pub(crate) fn threads(&self) -> usize {
-        self.threads.unwrap_or_else(topology::performance_cores)
+    /// Threads for steps of one row, and of more.
+    pub(crate) fn threads(&self) -> (usize, usize) {
+        let single = self.threads.unwrap_or_else(topology::performance_cores);
+        (single, self.threads_batch.unwrap_or(single))
     }
 
     /// The instruction set, known to be there. Errors if the CPU lacks the one that was asked for.
@@ -127,7 +130,7 @@ mod tests {
 
     #[test]
     fn only_what_the_cpu_has_is_granted() {
-        let granted = |isa| Options { threads: None, isa: Some(isa) }.isa();
+        let granted = |isa| Options { isa: Some(isa), ..Options::default() }.isa();
         for isa in Isa::ALL {
             assert_eq!(granted(isa).is_ok(), isa.is_available());
         }
@@ -139,8 +142,11 @@ mod tests {
 
     #[test]
     fn options_set_the_threads() {
-        assert_eq!(Options { threads: Some(3), isa: None }.threads(), 3);
+        assert_eq!(Options { threads: Some(3), ..Options::default() }.threads(), (3, 3));
+        assert_eq!(Options { threads: Some(3), threads_batch: Some(5), isa: None }.threads(), (3, 5));
         let most = std::thread::available_parallelism().map_or(1, usize::from);
-        assert!((1..=most).contains(&Options::default().threads()));
+        let (single, batch) = Options::default().threads();
+        assert!((1..=most).contains(&single) && batch == single);
+        assert_eq!(Options { threads_batch: Some(5), ..Options::default() }.threads(), (single, 5));
     }
 }

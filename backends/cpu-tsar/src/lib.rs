@@ -10,6 +10,7 @@ mod linear;
 mod memory;
 mod ops;
 mod pool;
+mod pools;
 mod simd;
 mod topology;
 mod weights;

@@ -10,7 +10,7 @@ use super::super::grammar::{Grammars, Part, Shape};
 use super::super::job::{Event, Job, JobOptions, Outcome, Ticket};
 use super::super::queue::Refusal;
 use super::*;
-use crate::backend::{self, Active, Settings};
+use crate::backend::{Active, Compiled, Settings};
 use crate::engine::EngineOptions;
 use crate::files::ModelFiles;
 use crate::generation::{TextOptions, generate};
@@ -29,7 +29,7 @@ struct Bench {
 
 fn engine(options: EngineOptions) -> (Engine<Active>, Tokenizer) {
     let files = ModelFiles::demo().unwrap();
-    let device = backend::options(&Settings { threads: Some(1), isa: None }).unwrap();
+    let device = Active::options(&Settings { threads: Some(1), ..Settings::default() }).unwrap();
     let engine = Engine::load(&device, &files, &options, &mut |_| {}).unwrap();
     (engine, files.tokenizer.unwrap())
 }
