@@ -94,7 +94,7 @@ fn check_everywhere(files: &ModelFiles, dir: &Path, options: &EngineOptions, bou
     check::<Oracle>(&(), files, dir, options, bound);
     for isa in [Isa::Plain, Isa::detect()] {
         for threads in [1, 2] {
-            let device = Options { threads: Some(threads), isa: Some(isa) };
+            let device = Options { threads: Some(threads), isa: Some(isa), ..Options::default() };
             check::<CpuTsar>(&device, files, dir, options, bound);
         }
     }

@@ -11,7 +11,7 @@ use trine_cpu_tsar::{CpuTsar, Options};
 
 fn session(threads: usize, options: &EngineOptions) -> Session<CpuTsar> {
     let files = ModelFiles::demo().unwrap();
-    let device = Options { threads: Some(threads), isa: None };
+    let device = Options { threads: Some(threads), ..Options::default() };
     Session::new(Engine::load(&device, &files, options, &mut |_| {}).unwrap())
 }
 

@@ -6,6 +6,7 @@ use std::str::FromStr;
 use pulp::NullaryFnOnce;
 use trine_backend::{Error, Result};
 
+use crate::kernels::Selection;
 use crate::topology;
 
 /// How the CPU backend runs.
@@ -15,6 +16,9 @@ pub struct Options {
     pub threads: Option<usize>,
     /// Instruction set; by default the best that the CPU has.
     pub isa: Option<Isa>,
+    /// Kernel by its name for the matrices whose format it multiplies; by default the best for each matrix and number of
+    /// tokens.
+    pub kernel: Option<String>,
 }
 
 impl Options {
@@ -23,8 +27,13 @@ impl Options {
         self.threads.unwrap_or_else(topology::performance_cores)
     }
 
+    /// The kernels to choose from. Errors if the CPU lacks the instruction set or that has no such kernel.
+    pub(crate) fn selection(&self) -> Result<Selection> {
+        Selection::new(self.isa()?, self.kernel.as_deref())
+    }
+
     /// The instruction set, known to be there. Errors if the CPU lacks the one that was asked for.
-    pub(crate) fn isa(&self) -> Result<Isa> {
+    fn isa(&self) -> Result<Isa> {
         match self.isa {
             None => Ok(Isa::detect()),
             Some(isa) if isa.is_available() => Ok(isa),
@@ -116,7 +125,7 @@ mod tests {
 
     #[test]
     fn only_what_the_cpu_has_is_granted() {
-        let granted = |isa| Options { threads: None, isa: Some(isa) }.isa();
+        let granted = |isa| Options { isa: Some(isa), ..Options::default() }.isa();
         for isa in Isa::ALL {
             assert_eq!(granted(isa).is_ok(), isa.is_available());
         }
@@ -128,7 +137,7 @@ mod tests {
 
     #[test]
     fn options_set_the_threads() {
-        assert_eq!(Options { threads: Some(3), isa: None }.threads(), 3);
+        assert_eq!(Options { threads: Some(3), ..Options::default() }.threads(), 3);
         let most = std::thread::available_parallelism().map_or(1, usize::from);
         assert!((1..=most).contains(&Options::default().threads()));
     }

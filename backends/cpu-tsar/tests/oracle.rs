@@ -28,7 +28,9 @@ trait Program {
 
 fn options() -> impl Iterator<Item = Options> {
     let isas = Isa::ALL.into_iter().filter(|isa| isa.is_available());
-    isas.flat_map(|isa| [1, 2, 3].map(|threads| Options { threads: Some(threads), isa: Some(isa) }))
+    isas.flat_map(|isa| {
+        [1, 2, 3].map(|threads| Options { threads: Some(threads), isa: Some(isa), ..Options::default() })
+    })
 }
 
 /// Runs a program everywhere. The results must be within `tolerance` of the oracle's, relative to the value
@@ -330,12 +332,13 @@ fn steps_and_buffers_that_make_no_sense_are_errors() {
     let shape = KvShape { layers: 64, sequences: 1, context: 1 << 50, kv_heads: 8, head_dim: 128 };
     let error = backend.kv(shape, KvFormat::F16).unwrap_err().to_string();
     assert!(error.contains("KV cache") && error.contains("MB"), "{error}");
-    assert!(CpuTsar::open(&Options { threads: Some(0), isa: None }).is_err());
+    assert!(CpuTsar::open(&Options { threads: Some(0), ..Options::default() }).is_err());
 }
 
 #[test]
 fn the_device_is_described() {
-    let info = CpuTsar::open(&Options { threads: Some(2), isa: Some(Isa::Plain) }).unwrap().info();
+    let info =
+        CpuTsar::open(&Options { threads: Some(2), isa: Some(Isa::Plain), ..Options::default() }).unwrap().info();
     let facts = [("threads", "2"), ("instructions", "plain")].map(|(name, fact)| (name.into(), fact.into()));
     assert_eq!(info.facts, facts);
     assert!(!info.name.is_empty());
