@@ -28,6 +28,8 @@ pub struct Settings {
     pub threads: Option<usize>,
     /// Instruction set to use rather than the best one found, by its name in `trine doctor`.
     pub isa: Option<String>,
+    /// Kernel to multiply with rather than the best one, by its name in `trine doctor --kernels`.
+    pub kernel: Option<String>,
 }
 
 /// The active backend's options.
@@ -38,6 +40,8 @@ pub fn options(settings: &Settings) -> Result<<Active as Backend>::Options> {
     #[cfg(feature = "cpu-tsar")]
     {
         let isa = settings.isa.as_deref().map(str::parse).transpose()?;
-        Ok(trine_cpu_tsar::Options { threads: settings.threads, isa })
+        let options = trine_cpu_tsar::Options { threads: settings.threads, isa, kernel: settings.kernel.clone() };
+        options.check()?;
+        Ok(options)
     }
 }

@@ -146,6 +146,9 @@ pub(super) struct IsaArgs {
     /// Instruction set to use rather than the best one found; `trine doctor` shows that.
     #[arg(long, value_name = "NAME")]
     pub(super) isa: Option<String>,
+    /// Kernel for the matrices that it can multiply with, rather than the best one; `trine doctor --kernels` shows them.
+    #[arg(long, value_name = "NAME")]
+    pub(super) kernel: Option<String>,
 }
 
 /// Sizes of context and steps.
@@ -296,6 +299,13 @@ pub(super) struct InfoArgs {
 pub(super) struct DoctorArgs {
     #[command(flatten)]
     pub(super) device: DeviceArgs,
+    /// Show which kernels multiply with a model's matrices, at which cost and why.
+    #[arg(long)]
+    pub(super) kernels: bool,
+    #[command(flatten)]
+    pub(super) model: ModelArgs,
+    #[command(flatten)]
+    pub(super) formats: FormatArgs,
     /// Print JSON.
     #[arg(long)]
     pub(super) json: bool,

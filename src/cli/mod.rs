@@ -9,6 +9,7 @@ mod chat;
 mod doctor;
 mod info;
 mod interrupt;
+mod kernels;
 mod output;
 mod pages;
 mod perplexity;
@@ -27,7 +28,7 @@ use trine_backend::Backend;
 
 use crate::backend::{self, Active, Settings};
 use crate::{Error, Result};
-use args::{Cli, Command, DeviceArgs};
+use args::{Cli, Command, DeviceArgs, IsaArgs};
 
 /// How the program ends when nothing failed, with its exit status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,8 +54,9 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> Result<Exit> {
     match cli.command {
         Command::Run(args) => run::run::<Active>(&args, &device(&args.device)?, verbosity),
         Command::Info(args) => info::run::<Active>(&args),
+        Command::Doctor(args) if args.kernels => kernels::run::<Active>(&device(&args.device)?, &args),
         Command::Doctor(args) => doctor::run::<Active>(&device(&args.device)?, backend::COMPILED, args.json),
-        Command::Bench(args) => bench::run::<Active>(&args, &devices(&args.threads, &args.isa.isa)?, verbosity),
+        Command::Bench(args) => bench::run::<Active>(&args, &devices(&args.threads, &args.isa)?, verbosity),
         Command::Perplexity(args) => perplexity::run::<Active>(&args, &device(&args.device)?, verbosity),
         Command::TsarModel(args) => tsar_model::run(&args),
         Command::Completions { shell } => pages::completions(command(), shell),
@@ -120,14 +122,17 @@ fn one_line(text: &str) -> String {
 
 /// The active backend's options.
 fn device(args: &DeviceArgs) -> Result<<Active as Backend>::Options> {
-    let settings = Settings { threads: args.threads.map(NonZeroUsize::get), isa: args.isa.isa.clone() };
+    let settings = Settings {
+        threads: args.threads.map(NonZeroUsize::get),
+        isa: args.isa.isa.clone(),
+        kernel: args.isa.kernel.clone(),
+    };
     backend::options(&settings).map_err(|error| Error::Usage(error.to_string()))
 }
 
 /// The active backend's options with each number of threads, or its own choice where there are none.
-fn devices(threads: &[NonZeroUsize], isa: &Option<String>) -> Result<Vec<<Active as Backend>::Options>> {
+fn devices(threads: &[NonZeroUsize], isa: &IsaArgs) -> Result<Vec<<Active as Backend>::Options>> {
     let choices = if threads.is_empty() { vec![None] } else { threads.iter().copied().map(Some).collect() };
-    let isa = args::IsaArgs { isa: isa.clone() };
     choices.into_iter().map(|threads| device(&DeviceArgs { threads, isa: isa.clone() })).collect()
 }
 

@@ -27,6 +27,14 @@ impl Options {
         self.threads.unwrap_or_else(topology::performance_cores)
     }
 
+    /// Whether this CPU has what is asked for, before anything is started.
+    ///
+    /// # Errors
+    /// It lacks the instruction set, or that has no such kernel: the line says what there is.
+    pub fn check(&self) -> Result<()> {
+        self.selection().map(drop)
+    }
+
     /// The kernels to choose from. Errors if the CPU lacks the instruction set or that has no such kernel.
     pub(crate) fn selection(&self) -> Result<Selection> {
         Selection::new(self.isa()?, self.kernel.as_deref())
