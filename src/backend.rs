@@ -39,6 +39,8 @@ pub struct Settings {
     pub threads_batch: Option<usize>,
     /// Instruction set to use rather than the best one found, by its name in `trine doctor`.
     pub isa: Option<String>,
+    /// Kernel to multiply with rather than the best one, by its name in `trine doctor --kernels`.
+    pub kernel: Option<String>,
     /// Which of several devices: its number, or a part of its name.
     pub device: Option<String>,
 }
@@ -46,7 +48,7 @@ pub struct Settings {
 /// Which [`Settings`] mean something to a backend.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Takes {
-    /// Numbers of threads and the instruction set.
+    /// Numbers of threads, the instruction set and the kernel.
     pub cpu: bool,
     /// The choice of a device.
     pub device: bool,
@@ -62,6 +64,7 @@ impl Settings {
             ("--threads", self.threads.is_some()),
             ("--threads-batch", self.threads_batch.is_some()),
             ("--isa", self.isa.is_some()),
+            ("--kernel", self.kernel.is_some()),
         ];
         let given = cpu.into_iter().map(|(flag, given)| (flag, given && !takes.cpu));
         let device = ("--device", self.device.is_some() && !takes.device);
@@ -89,12 +92,15 @@ impl Compiled for CpuTsar {
     const TAKES: Takes = Takes { cpu: true, device: false };
 
     fn options(settings: &Settings) -> Result<Self::Options> {
-        let isa = settings.isa.as_deref().map(str::parse).transpose();
-        Ok(trine_cpu_tsar::Options {
+        let usage = |error: trine_backend::Error| Error::Usage(error.to_string());
+        let options = trine_cpu_tsar::Options {
             threads: settings.threads,
             threads_batch: settings.threads_batch,
-            isa: isa.map_err(|error: trine_backend::Error| Error::Usage(error.to_string()))?,
-        })
+            isa: settings.isa.as_deref().map(str::parse).transpose().map_err(usage)?,
+            kernel: settings.kernel.clone(),
+        };
+        options.check().map_err(usage)?;
+        Ok(options)
     }
 }
 

@@ -143,7 +143,7 @@ fn a_prompt_that_does_not_fit_is_refused_with_both_numbers() {
 
 #[test]
 fn wrong_calls_are_one_line_and_status_2() {
-    let cases: [(&[&str], &str); 17] = [
+    let cases: [(&[&str], &str); 18] = [
         (&["run", ""], "the prompt is empty"),
         (&["run"], "the prompt is empty"),
         (&["dance"], "unrecognized subcommand 'dance'"),
@@ -159,6 +159,7 @@ fn wrong_calls_are_one_line_and_status_2() {
         (&["run", "x", "--logit-bias", "x"], "42+1.5"),
         (&["run", "x", "--kv", "f17"], "possible values: f32, f16, int8"),
         (&["run", "x", "--isa", "mmx"], "'mmx' is no instruction set"),
+        (&["run", "x", "--kernel", "fast"], "'fast' is no kernel"),
         (&["run", "x", "--chat"], "--chat: tales-bitnet-20m has no chat template"),
         (&["run", "x", "-sys", "y"], "--system: tales-bitnet-20m has no chat template"),
     ];
@@ -420,8 +421,19 @@ fn completions_and_manual_are_made() {
     }
     let pages = stdout(&["man"]);
     for subcommand in [
-        "run", "serve", "info", "doctor", "bench", "perplexity", "quantize", "eval", "pull", "compare",
-        "tsar-model", "completions", "man",
+        "run",
+        "serve",
+        "info",
+        "doctor",
+        "bench",
+        "perplexity",
+        "quantize",
+        "eval",
+        "pull",
+        "compare",
+        "tsar-model",
+        "completions",
+        "man",
     ] {
         assert!(pages.contains(&format!(".TH trine-{subcommand} 1")), "{subcommand}: {pages}");
     }

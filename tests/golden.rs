@@ -130,7 +130,7 @@ impl Model {
     /// The paths that the backend on this machine does not take by itself.
     fn check_cpu_paths(&self) {
         for (isa, threads) in [(Isa::Plain, 2), (Isa::detect(), 1)] {
-            let device = Options { threads: Some(threads), threads_batch: None, isa: Some(isa) };
+            let device = Options { threads: Some(threads), isa: Some(isa), ..Options::default() };
             self.check::<CpuTsar>(&device);
         }
     }

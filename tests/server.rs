@@ -298,7 +298,9 @@ fn schemas_and_tools_hold() {
             let body = chat(json!({"tools": tools, "tool_choice": choice, "max_tokens": 200, "stream": stream}));
             let answer = server.post("/v1/chat/completions", &body);
             let (message, reason) = match stream {
-                false => (answer.ok()["choices"][0]["message"].clone(), answer.ok()["choices"][0]["finish_reason"].clone()),
+                false => {
+                    (answer.ok()["choices"][0]["message"].clone(), answer.ok()["choices"][0]["finish_reason"].clone())
+                }
                 true => {
                     let events = answer.events();
                     let call = events.iter().find(|event| event["choices"][0]["delta"].get("tool_calls").is_some());
@@ -349,15 +351,18 @@ fn what_is_wrong_is_said_with_its_field() {
         (json!({"messages": []}), "messages"),
         (json!({"messages": [{"role": "user", "content": "word ".repeat(80)}]}), "messages"),
         (json!({"response_format": {"type": "xml"}}), "response_format.type"),
-        (json!({"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "wolf"}}}}),
-            "response_format"),
+        (
+            json!({"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "wolf"}}}}),
+            "response_format",
+        ),
         (json!({"tools": [{}]}), "tools[0].function"),
         (json!({"tool_choice": "required"}), "tool_choice"),
     ] {
         let error = server.post(chat_url, &chat(more.clone())).error(400);
         assert_eq!((&error["param"], &error["type"]), (&json!(param), &json!("invalid_request_error")), "{more}");
     }
-    let error = server.post(chat_url, &chat(json!({"messages": [{"role": "user", "content": "a ".repeat(90)}]}))).error(400);
+    let error =
+        server.post(chat_url, &chat(json!({"messages": [{"role": "user", "content": "a ".repeat(90)}]}))).error(400);
     assert_eq!(error["code"], "context_length_exceeded");
     assert_eq!(server.post("/v1/completions", &json!({})).error(400)["param"], "prompt");
     assert_eq!(server.post("/v1/completions", &json!({"prompt": ["a", "b"]})).error(400)["param"], "prompt");
@@ -376,7 +381,9 @@ fn what_is_wrong_is_said_with_its_field() {
     assert!(answer.head.contains("allow: post"), "{answer:?}");
     server.request("POST", "/health", &[], "").error(405);
     server.post(chat_url, &chat(json!({"user": "x".repeat(30_000)}))).error(413);
-    let chunked = format!("POST {chat_url} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\n");
+    let chunked = format!(
+        "POST {chat_url} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\n"
+    );
     let chunk = format!("2710\r\n{}\r\n", " ".repeat(10_000));
     server.exchange((chunked + &chunk.repeat(4) + "0\r\n\r\n").as_bytes()).error(413);
     // Web pages from elsewhere, and names that are made to point here.
@@ -516,7 +523,8 @@ fn sigterm_ends_streams_properly() {
 #[test]
 fn a_moment_is_enough_for_short_texts() {
     let mut server = Server::start(&["--grace", "60"]);
-    let mut stream = open_stream(&server, &completion(json!({"stream": true, "max_tokens": 200, "logit_bias": {"2": -100}})));
+    let mut stream =
+        open_stream(&server, &completion(json!({"stream": true, "max_tokens": 200, "logit_bias": {"2": -100}})));
     read_a_chunk(&mut stream);
     server.terminate();
     let mut rest = String::new();

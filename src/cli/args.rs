@@ -170,6 +170,9 @@ pub(super) struct ChoiceArgs {
     /// Instruction set to use rather than the best one found; `trine doctor` shows that.
     #[arg(long, value_name = "NAME")]
     pub(super) isa: Option<String>,
+    /// Kernel for the matrices that it can multiply with, rather than the best one; `trine doctor --kernels` shows them.
+    #[arg(long, value_name = "NAME")]
+    pub(super) kernel: Option<String>,
     /// Device to use, where the backend has several: its number or a part of its name, as in `trine doctor`.
     #[arg(long, value_name = "N|NAME")]
     pub(super) device: Option<String>,
@@ -182,6 +185,7 @@ impl DeviceArgs {
             threads: self.threads.map(NonZeroUsize::get),
             threads_batch: self.choice.threads_batch.map(NonZeroUsize::get),
             isa: self.choice.isa.clone(),
+            kernel: self.choice.kernel.clone(),
             device: self.choice.device.clone(),
         }
     }
@@ -318,7 +322,9 @@ fn logit_bias(text: &str) -> std::result::Result<(u32, f32), String> {
 
 /// `trine serve`.
 #[derive(Debug, Args)]
-#[command(after_help = "SIGTERM or Ctrl-C: no more requests are taken, texts that are being written have --grace to end.")]
+#[command(
+    after_help = "SIGTERM or Ctrl-C: no more requests are taken, texts that are being written have --grace to end."
+)]
 pub(super) struct ServeArgs {
     #[command(flatten)]
     pub(super) model: ModelArgs,
@@ -406,6 +412,13 @@ pub(super) struct InfoArgs {
 pub(super) struct DoctorArgs {
     #[command(flatten)]
     pub(super) device: DeviceArgs,
+    /// Show which kernels multiply with a model's matrices, at which cost and why.
+    #[arg(long)]
+    pub(super) kernels: bool,
+    #[command(flatten)]
+    pub(super) model: ModelArgs,
+    #[command(flatten)]
+    pub(super) formats: FormatArgs,
     /// Print JSON.
     #[arg(long)]
     pub(super) json: bool,

@@ -11,13 +11,14 @@ mod doctor;
 mod eval;
 mod info;
 mod interrupt;
+mod kernels;
 mod output;
 mod pages;
 mod perplexity;
 mod plot;
 mod progress;
-mod quantize;
 mod pull;
+mod quantize;
 mod run;
 mod serve;
 mod tsar_model;
@@ -59,6 +60,7 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> Result<Exit> {
         Command::Run(args) => run::run::<Active>(&args, &device(&args.device)?, verbosity),
         Command::Serve(args) => serve::run::<Active>(&args, device(&args.device)?, verbosity),
         Command::Info(args) => info::run::<Active>(&args),
+        Command::Doctor(args) if args.kernels => kernels::run::<Active>(&device(&args.device)?, &args),
         Command::Doctor(args) => doctor::run::<Active>(&device(&args.device)?, backend::COMPILED, args.json),
         Command::Bench(args) => bench::run::<Active>(&args, &devices(&args)?, verbosity),
         Command::Perplexity(args) => perplexity::run::<Active>(&args, &device(&args.device)?, verbosity),

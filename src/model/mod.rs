@@ -11,5 +11,5 @@ mod weights;
 pub use config::*;
 pub use forward::{Activations, forward};
 pub use load::{Formats, load};
-pub use plan::{Extent, Plan};
+pub use plan::{Extent, Plan, Product, products};
 pub use weights::{Layer, Linear, Weights};

@@ -159,6 +159,40 @@ impl Requantised {
     }
 }
 
+/// A matrix that the forward pass multiplies with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Product {
+    /// Its tensors' names in the first layer, without what they share.
+    pub name: String,
+    /// Outputs.
+    pub rows: usize,
+    /// Inputs.
+    pub columns: usize,
+    /// Number format on the device.
+    pub format: Format,
+    /// How often it is there.
+    pub count: usize,
+}
+
+/// The matrices of a model, those of all layers as one, in the order in which they are used; reads only headers.
+///
+/// # Errors
+/// A tensor is missing or no float where floats are needed, or a format does not fit the weights.
+pub fn products(config: &Config, checkpoint: &Checkpoint, formats: &Formats) -> Result<Vec<Product>> {
+    let coded = body_is_coded(checkpoint, config, formats)?;
+    let product = |source: &MatrixSource, count: usize| -> Result<Product> {
+        let part = |(name, _): &(String, usize)| name.rsplit('.').next().unwrap_or(name).to_owned();
+        let name = source.parts.iter().map(part).collect::<Vec<_>>().join("|");
+        let native: Vec<_> = parts_of(source, checkpoint, config)?.iter().map(|part| part.format).collect();
+        let format = format_of(source, &native, coded, formats)?;
+        Ok(Product { name, rows: source.rows(), columns: source.columns, format, count })
+    };
+    let layer = LayerSource::new(config, 0);
+    let head = layout::lm_head(config).unwrap_or_else(|| layout::embedding(config));
+    let body = layer.matrices().into_iter().map(|source| product(source, config.layers));
+    body.chain([product(&head, 1)]).collect()
+}
+
 fn too_large(checkpoint: &Checkpoint) -> Error {
     Error::file(checkpoint.path(), "its config.json describes a model larger than any memory")
 }

@@ -60,7 +60,8 @@ impl<'a> Fields<'a> {
 
     /// A count in a range.
     pub fn count(&self, name: &str, range: RangeInclusive<u64>) -> ApiResult<Option<usize>> {
-        let count = self.typed(name, "whole number", |value| value.as_i64().map(i128::from).or(value.as_u64().map(i128::from)))?;
+        let count = self
+            .typed(name, "whole number", |value| value.as_i64().map(i128::from).or(value.as_u64().map(i128::from)))?;
         let Some(count) = count else { return Ok(None) };
         let fits = u64::try_from(count).ok().filter(|count| range.contains(count));
         match fits {

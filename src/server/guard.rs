@@ -81,9 +81,7 @@ impl Access {
             return Err(ApiError::forbidden("web pages from elsewhere may not ask; --cors-origin lets them"));
         }
         match &self.key {
-            Some(key) if !preflight && !OPEN.contains(&path) && !has_key(headers, key) => {
-                Err(ApiError::unauthorized())
-            }
+            Some(key) if !preflight && !OPEN.contains(&path) && !has_key(headers, key) => Err(ApiError::unauthorized()),
             _ => Ok(()),
         }
     }
@@ -91,7 +89,10 @@ impl Access {
     /// The request's origin, where it is one of those that may ask from elsewhere.
     fn allowed_origin(&self, headers: &HeaderMap) -> Option<HeaderValue> {
         let origin = headers.get(ORIGIN)?;
-        self.origins.iter().any(|allowed| allowed == "*" || allowed.as_bytes() == origin.as_bytes()).then(|| origin.clone())
+        self.origins
+            .iter()
+            .any(|allowed| allowed == "*" || allowed.as_bytes() == origin.as_bytes())
+            .then(|| origin.clone())
     }
 }
 
@@ -107,7 +108,8 @@ fn is_local(host: &str) -> bool {
         Some(rest) => rest.split(']').next().unwrap_or_default(),
         None => host.split(':').next().unwrap_or_default(),
     };
-    name.eq_ignore_ascii_case("localhost") || name.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback())
+    name.eq_ignore_ascii_case("localhost")
+        || name.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback())
 }
 
 #[cfg(test)]
@@ -119,7 +121,9 @@ mod tests {
     }
 
     fn status(access: &Access, path: &str, pairs: &[(&'static str, &'static str)]) -> u16 {
-        access.admit(&headers(pairs), path, false).map_or_else(|error| error.into_response().status().as_u16(), |()| 200)
+        access
+            .admit(&headers(pairs), path, false)
+            .map_or_else(|error| error.into_response().status().as_u16(), |()| 200)
     }
 
     #[test]

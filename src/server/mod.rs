@@ -100,8 +100,7 @@ where
     let address = listener.local_addr().map_err(|error| cannot_listen(addresses, &error))?;
     note(&format!("listening on http://{address}"));
     let (stop, stopped) = watch::channel(false);
-    let connections =
-        tokio::spawn(connections::serve(listener, app.clone(), routes::router(app.clone()), stopped));
+    let connections = tokio::spawn(connections::serve(listener, app.clone(), routes::router(app.clone()), stopped));
     let mut scheduler = start(app.clone(), loading, open, note.clone())?;
 
     let mut signals = signals;

@@ -215,7 +215,9 @@ fn completion_prompt(fields: &Fields, model: &Model) -> ApiResult<Vec<u32>> {
     };
     let token = |value: &Value| {
         let id = value.as_u64().and_then(|id| u32::try_from(id).ok()).filter(|&id| (id as usize) < model.vocab);
-        id.ok_or_else(|| fields.wrong("prompt", format_args!("{} is no token: ids go to {}", brief(value), model.vocab - 1)))
+        id.ok_or_else(|| {
+            fields.wrong("prompt", format_args!("{} is no token: ids go to {}", brief(value), model.vocab - 1))
+        })
     };
     match fields.required("prompt", fields.get("prompt"))? {
         Value::String(text) => encode(text),
@@ -282,7 +284,8 @@ fn penalty(fields: &Fields) -> ApiResult<Option<f32>> {
 }
 
 fn stops(fields: &Fields) -> ApiResult<Vec<String>> {
-    let wrong = || fields.wrong("stop", format_args!("use a text, or up to {MOST_STOPS}, of 1 to {LONGEST_STOP} bytes each"));
+    let wrong =
+        || fields.wrong("stop", format_args!("use a text, or up to {MOST_STOPS}, of 1 to {LONGEST_STOP} bytes each"));
     let stops = match fields.get("stop") {
         None => return Ok(Vec::new()),
         Some(Value::String(text)) => vec![text.clone()],

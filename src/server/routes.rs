@@ -33,9 +33,8 @@ const DISCARD_TIME: Duration = Duration::from_secs(2);
 
 /// Everything that is served.
 pub fn router(app: Arc<App>) -> Router {
-    let with = |route: MethodRouter<Arc<App>>, allow: &'static str| {
-        route.fallback(async move || ApiError::no_method(allow))
-    };
+    let with =
+        |route: MethodRouter<Arc<App>>, allow: &'static str| route.fallback(async move || ApiError::no_method(allow));
     Router::new()
         .route("/", with(get(page), "GET"))
         .route("/health", with(get(health), "GET"))

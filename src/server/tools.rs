@@ -380,7 +380,8 @@ mod tests {
                     <tool_call>{\"name\": \"now\"}</tool_call>";
         let expected = vec![call("weather", "{\"city\":\"Ulm\"}"), call("now", "{}")];
         for size in 1..text.len() {
-            let pieces: Vec<_> = text.as_bytes().chunks(size).map(|piece| std::str::from_utf8(piece).unwrap()).collect();
+            let pieces: Vec<_> =
+                text.as_bytes().chunks(size).map(|piece| std::str::from_utf8(piece).unwrap()).collect();
             let (shown, calls, rest) = read(HERMES, &pieces);
             assert_eq!((shown.as_str(), &calls, rest.as_str()), ("Let me see. ", &expected, ""), "{size}");
         }

@@ -7,7 +7,7 @@
 
 use std::fmt;
 
-use crate::{HostMatrix, Result};
+use crate::{Format, HostMatrix, Result};
 
 /// One token of a step: what it is, where it belongs, and whether its logits are wanted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -117,6 +117,21 @@ pub struct DeviceInfo {
     pub free_memory: Option<u64>,
 }
 
+/// A kernel's part in a product, or that it has none: see [`Backend::explain`].
+#[derive(Clone, Debug, PartialEq)]
+pub struct Choice {
+    /// The kernel's name.
+    pub kernel: String,
+    /// How the matrix lies in memory for it.
+    pub layout: String,
+    /// Tokens of the product that it computes; 0 for a kernel that was not taken.
+    pub tokens: usize,
+    /// What it costs: cycles of a core for 256 multiply-adds.
+    pub cycles: f64,
+    /// Why it was taken, or was not.
+    pub reason: String,
+}
+
 /// A device that runs the model graph.
 ///
 /// Ops panic on buffers whose shapes do not fit together: that is a fault of the graph, never of a
@@ -147,6 +162,13 @@ pub trait Backend: Sized + Send + 'static {
 
     /// Brings a matrix into the device's layout. The codes and scales stay what they are.
     fn prepare(&mut self, matrix: HostMatrix<'_>) -> Result<Self::Weight>;
+
+    /// Which kernels multiply `tokens` rows with a matrix `[rows, columns]` of a format, in the order in which they are
+    /// taken, and then which kernels for that format were not taken. Nothing where a device has no choice.
+    fn explain(&self, rows: usize, columns: usize, format: Format, tokens: usize) -> Vec<Choice> {
+        let _ = (rows, columns, format, tokens);
+        Vec::new()
+    }
 
     /// An empty KV cache.
     fn kv(&mut self, shape: KvShape, format: KvFormat) -> Result<Self::Kv>;

@@ -23,6 +23,9 @@ const BATCHES: [usize; 2] = [1, 64];
 
 const FORMATS: [&str; 5] = ["ternary", "int4-g32", "int4-g128", "int8", "bf16"];
 
+/// T-SAR's instructions, emulated.
+const PUBLISHED: [&str; 4] = ["tsar-2x4-ap", "tsar-2x4-op", "tsar-4x4-ap", "tsar-4x4-op"];
+
 /// The plain loop takes a second for a large prefill: there its decode figure stands for both.
 const PLAIN_BATCH: usize = 1;
 
@@ -44,6 +47,15 @@ fn products(criterion: &mut Criterion) {
                     group.bench_function(BenchmarkId::from_parameter(name), |bencher| {
                         bencher.iter(|| multiplier.multiply(black_box(&x), black_box(&mut out)));
                     });
+                }
+                if format == "ternary" {
+                    for kernel in PUBLISHED {
+                        let multiplier = Multiplier::with_kernel(matrix.clone(), Isa::detect(), 1, Some(kernel));
+                        let mut multiplier = multiplier.expect("every instruction set has the variants of T-SAR");
+                        group.bench_function(BenchmarkId::from_parameter(kernel), |bencher| {
+                            bencher.iter(|| multiplier.multiply(black_box(&x), black_box(&mut out)));
+                        });
+                    }
                 }
                 if batch == PLAIN_BATCH {
                     let plain = PlainLoop::new(&matrix);

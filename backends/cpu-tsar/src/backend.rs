@@ -1,10 +1,13 @@
 //! The backend: buffers, the step's rows, and which code does which op.
 
-use trine_backend::{Backend, DeviceInfo, Error, Gate, Heads, HostMatrix, KvFormat, KvShape, Result, Row};
+use trine_backend::{
+    Backend, Choice, DeviceInfo, Error, Format, Gate, Heads, HostMatrix, KvFormat, KvShape, Result, Row,
+};
 
 use crate::activations;
 use crate::attention::{self, attend};
 use crate::isa::{Isa, Options};
+use crate::kernels::Selection;
 use crate::kv::Kv;
 use crate::linear::linear;
 use crate::memory::Buf;
@@ -18,6 +21,7 @@ use crate::weights::Weight;
 pub struct CpuTsar {
     pools: Pools,
     isa: Isa,
+    selection: Selection,
     /// The rows that ops work on: the step's, or after `select_outputs` those with an output.
     rows: Vec<Row>,
     activations: activations::Scratch,
@@ -32,8 +36,10 @@ impl Backend for CpuTsar {
     type Kv = Kv;
 
     fn open(options: &Options) -> Result<Self> {
+        let selection = options.selection()?;
         Ok(CpuTsar {
-            isa: options.isa()?,
+            isa: selection.isa(),
+            selection,
             pools: Pools::new(options.threads())?,
             rows: Vec::new(),
             activations: activations::Scratch::default(),
@@ -43,11 +49,13 @@ impl Backend for CpuTsar {
 
     fn info(&self) -> DeviceInfo {
         let (single, batch) = self.pools.threads();
-        let batch = (batch != single).then(|| ("batch threads", batch.to_string()));
-        let facts = [Some(("threads", single.to_string())), batch, Some(("instructions", self.isa.to_string()))];
+        let mut facts = vec![("threads", single.to_string())];
+        facts.extend((batch != single).then(|| ("batch threads", batch.to_string())));
+        facts.push(("instructions", self.isa.to_string()));
+        facts.extend(self.selection.wanted().map(|kernel| ("kernel", kernel.to_owned())));
         DeviceInfo {
             name: topology::cpu_name(),
-            facts: facts.into_iter().flatten().map(|(name, fact)| (name.into(), fact)).collect(),
+            facts: facts.into_iter().map(|(name, fact)| (name.into(), fact)).collect(),
             free_memory: None,
         }
     }
@@ -66,7 +74,11 @@ impl Backend for CpuTsar {
     }
 
     fn prepare(&mut self, matrix: HostMatrix<'_>) -> Result<Weight> {
-        Weight::prepare(matrix, self.isa, self.pools.largest())
+        Weight::prepare(matrix, &self.selection, self.pools.largest())
+    }
+
+    fn explain(&self, rows: usize, columns: usize, format: Format, tokens: usize) -> Vec<Choice> {
+        self.selection.explain(rows, columns, format, tokens)
     }
 
     fn kv(&mut self, shape: KvShape, format: KvFormat) -> Result<Kv> {

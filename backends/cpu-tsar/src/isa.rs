@@ -6,7 +6,7 @@ use std::str::FromStr;
 use pulp::NullaryFnOnce;
 use trine_backend::{Error, Result};
 
-use crate::kernels;
+use crate::kernels::{self, Selection};
 use crate::topology;
 
 /// How the CPU backend runs.
@@ -18,6 +18,9 @@ pub struct Options {
     pub threads_batch: Option<usize>,
     /// Instruction set; by default the best that the CPU has.
     pub isa: Option<Isa>,
+    /// Kernel by its name for the matrices whose format it multiplies; by default the best for each matrix and number of
+    /// tokens.
+    pub kernel: Option<String>,
 }
 
 impl Options {
@@ -27,8 +30,21 @@ impl Options {
         (single, self.threads_batch.unwrap_or(single))
     }
 
+    /// Whether this CPU has what is asked for, before anything is started.
+    ///
+    /// # Errors
+    /// It lacks the instruction set, or that has no such kernel: the line says what there is.
+    pub fn check(&self) -> Result<()> {
+        self.selection().map(drop)
+    }
+
+    /// The kernels to choose from. Errors if the CPU lacks the instruction set or that has no such kernel.
+    pub(crate) fn selection(&self) -> Result<Selection> {
+        Selection::new(self.isa()?, self.kernel.as_deref())
+    }
+
     /// The instruction set, known to be there. Errors if the CPU lacks the one that was asked for.
-    pub(crate) fn isa(&self) -> Result<Isa> {
+    fn isa(&self) -> Result<Isa> {
         match self.isa {
             None => Ok(Isa::detect()),
             Some(isa) if isa.is_available() => Ok(isa),
@@ -143,7 +159,8 @@ mod tests {
     #[test]
     fn options_set_the_threads() {
         assert_eq!(Options { threads: Some(3), ..Options::default() }.threads(), (3, 3));
-        assert_eq!(Options { threads: Some(3), threads_batch: Some(5), isa: None }.threads(), (3, 5));
+        let options = Options { threads: Some(3), threads_batch: Some(5), ..Options::default() };
+        assert_eq!(options.threads(), (3, 5));
         let most = std::thread::available_parallelism().map_or(1, usize::from);
         let (single, batch) = Options::default().threads();
         assert!((1..=most).contains(&single) && batch == single);

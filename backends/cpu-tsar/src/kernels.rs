@@ -17,6 +17,8 @@ mod blocks;
 #[cfg(any(target_arch = "aarch64", test))]
 mod neon;
 mod plain;
+mod selection;
+pub(crate) mod tsar;
 mod vnni;
 
 use trine_backend::{Activation, Format};
@@ -24,6 +26,8 @@ use trine_backend::{Activation, Format};
 use crate::activations::{CodeBlock, Tokens, quantize_plain};
 use crate::isa::Isa;
 use crate::weights::{Layout, TILE};
+
+pub(crate) use selection::{Kernels, Selection};
 
 /// What a kernel works on.
 #[derive(Clone, Copy, Debug)]
@@ -54,6 +58,8 @@ pub(crate) enum Run {
     Tiles(fn(&Job<'_>, &mut [Outputs])),
     /// On up to its number of tiles and tokens, with working memory; the outputs are `[tile][token]`.
     Sweep(fn(&Job<'_>, &mut Room, &mut [[Outputs; LANES]])),
+    /// On tiles in the layout that T-SAR's authors published.
+    Published(tsar::Variant),
 }
 
 /// Tokens of a sweep.
@@ -136,7 +142,7 @@ impl KernelInfo {
     }
 
     /// What a token costs where `tokens` are left.
-    fn cost(&self, tokens: usize) -> f64 {
+    pub(crate) fn cost(&self, tokens: usize) -> f64 {
         self.cycles * self.tokens as f64 / self.tokens.min(tokens) as f64
     }
 }
@@ -164,6 +170,11 @@ pub enum Family {
     Int8,
     /// Floats.
     Dense,
+}
+
+impl Family {
+    /// All of them.
+    pub const ALL: [Family; 4] = [Family::Ternary, Family::Int4, Family::Int8, Family::Dense];
 }
 
 impl From<Format> for Family {
@@ -248,7 +259,7 @@ mod tests {
     #[test]
     fn every_job_has_a_kernel() {
         for isa in Isa::ALL {
-            for family in [Family::Ternary, Family::Int4, Family::Int8, Family::Dense] {
+            for family in Family::ALL {
                 let kernels = kernels(isa, family);
                 let sizes: Vec<_> = kernels.iter().map(|kernel| (kernel.tokens, kernel.tiles)).collect();
                 assert!(sizes.is_sorted_by(|a, b| a > b), "{isa} {family:?}: {sizes:?}");

@@ -1,12 +1,14 @@
 //! Matrix products: activations are quantised once, then every thread computes its own rows.
 
+mod published;
+
 use std::ops::Range;
 
 use trine_backend::{Activation, HostMatrix, Result};
 
 use crate::activations::{Scratch, Tokens};
 use crate::isa::Isa;
-use crate::kernels::{self, Family, Job, KernelInfo, MAX_OUTPUTS, Outputs, Room, Run};
+use crate::kernels::{Job, KernelInfo, Kernels, MAX_OUTPUTS, Outputs, Room, Run, Selection};
 use crate::pool::{DisjointMut, Pool, chunk};
 use crate::weights::{TILE, Weight};
 
@@ -43,14 +45,13 @@ pub(crate) fn linear(
 ) {
     assert_eq!((x.len(), out.len()), (rows * weight.columns(), rows * weight.rows()));
     let (tokens, rooms) = scratch.quantize(pool, isa, weight.activation(), x, weight.columns());
-    let product = Product {
-        weight,
-        kernels: kernels::kernels(isa, Family::from(weight.layout().format)),
-        tokens,
-        out: DisjointMut::new(out),
-    };
+    let kernels = weight.kernels();
+    if let (Some(variant), Some(layout)) = (kernels.published(), weight.published()) {
+        return published::linear(pool, variant, weight, layout, tokens, rooms, out);
+    }
+    let product = Product { weight, kernels, tokens, out: DisjointMut::new(out) };
     let (tiles, workers) = (weight.rows().div_ceil(TILE), pool.threads());
-    let sweep = kernels::sweep_for(product.kernels, rows);
+    let sweep = kernels.sweep(rows);
     let swept = sweep.map_or(0, |(_, swept)| swept);
     if sweep.is_some() && rooms.len() < workers {
         // By the first large step, and not after.
@@ -78,7 +79,7 @@ pub(crate) fn linear(
 /// A product that several threads work on.
 struct Product<'a> {
     weight: &'a Weight,
-    kernels: &'static [KernelInfo],
+    kernels: Kernels,
     tokens: Tokens<'a>,
     /// `[tokens, rows]`.
     out: DisjointMut<'a, f32>,
@@ -140,22 +141,16 @@ impl Product<'_> {
             let end = (first + SHARE).min(tiles.end);
             let mut token = tokens.start;
             while token < tokens.end {
-                let count = self.kernel(end - first, tokens.end - token).tokens;
+                let count = self.kernels.tile(end - first, tokens.end - token).tokens;
                 let mut tile = first;
                 while tile < end {
-                    let kernel = self.kernel(end - tile, count);
+                    let kernel = self.kernels.tile(end - tile, count);
                     self.job(kernel, tile, token);
                     tile += kernel.tiles;
                 }
                 token += count;
             }
         }
-    }
-
-    /// The first kernel that is not larger than what is left.
-    fn kernel(&self, tiles: usize, tokens: usize) -> &'static KernelInfo {
-        let fits = |kernel: &&KernelInfo| !kernel.is_sweep() && kernel.tiles <= tiles && kernel.tokens <= tokens;
-        self.kernels.iter().find(fits).expect("the last kernel takes one tile and one token")
     }
 
     /// Runs a kernel and copies the outputs of rows that exist to their places.
@@ -198,8 +193,15 @@ impl Multiplier {
     ///
     /// Errors if the memory is not there or the threads can't be started.
     pub fn new(matrix: HostMatrix<'_>, isa: Isa, threads: usize) -> Result<Self> {
+        Multiplier::with_kernel(matrix, isa, threads, None)
+    }
+
+    /// The same by a kernel of this name.
+    ///
+    /// Errors if there is none, and like [`Multiplier::new`].
+    pub fn with_kernel(matrix: HostMatrix<'_>, isa: Isa, threads: usize, kernel: Option<&str>) -> Result<Self> {
         let pool = Pool::new(threads)?;
-        let weight = Weight::prepare(matrix, isa, &pool)?;
+        let weight = Weight::prepare(matrix, &Selection::new(isa, kernel)?, &pool)?;
         Ok(Multiplier { pool, isa, scratch: Scratch::default(), weight })
     }
 
@@ -214,7 +216,7 @@ impl Multiplier {
 
     /// The kernels that its products choose from, the largest first.
     pub fn kernels(&self) -> &'static [KernelInfo] {
-        kernels::kernels(self.isa, Family::from(self.weight.layout().format))
+        self.weight.kernels().table
     }
 }
 

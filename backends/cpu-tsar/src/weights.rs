@@ -3,14 +3,16 @@
 mod aligned;
 mod layout;
 mod pack;
+mod published;
 
 use half::{bf16, f16};
 use trine_backend::activation::BLOCK;
-use trine_backend::{Activation, Error, Format, HostMatrix, Result, ZeroKind};
+use trine_backend::{Activation, Codes, Error, Format, HostMatrix, Result, ZeroKind};
 
 pub(crate) use layout::{Layout, TILE};
+pub(crate) use published::Published;
 
-use crate::isa::Isa;
+use crate::kernels::{Kernels, Selection};
 use crate::pool::Pool;
 use aligned::Aligned;
 
@@ -21,30 +23,39 @@ pub struct Weight {
     columns: usize,
     activation: Activation,
     layout: Layout,
+    /// How the tiles lie instead where they are for one of T-SAR's kernels.
+    published: Option<Published>,
     tiles: Aligned,
+    kernels: Kernels,
 }
 
 impl Weight {
-    /// Lays a matrix out anew, on all threads, with no second copy of it besides the result. One layout
-    /// serves all instruction sets.
+    /// Chooses the kernels of a matrix and lays it out anew for them, on all threads, with no second copy of it besides
+    /// the result. One layout serves all instruction sets, and all kernels but T-SAR's own.
     ///
     /// Errors if the memory is not there, and for matrices wider than the integer sums allow.
-    pub(crate) fn prepare(matrix: HostMatrix<'_>, _isa: Isa, pool: &Pool) -> Result<Self> {
+    pub(crate) fn prepare(matrix: HostMatrix<'_>, selection: &Selection, pool: &Pool) -> Result<Self> {
         let (rows, columns, format) = (matrix.rows(), matrix.columns(), matrix.format());
         if columns > layout::MAX_COLUMNS {
             let most = layout::MAX_COLUMNS;
             return Err(Error::Unsupported(format!("a matrix of {columns} columns: the CPU backend takes {most}")));
         }
+        let beyond = || Error::OutOfMemory(format!("a {format} matrix of {rows} x {columns} is beyond all memory"));
         let layout = Layout::new(format, columns);
         let sized = layout.and_then(|layout| Some((layout, layout.tile_bytes.checked_mul(rows.div_ceil(TILE))?)));
-        let Some((layout, bytes)) = sized else {
-            return Err(Error::OutOfMemory(format!("a {format} matrix of {rows} x {columns} is beyond all memory")));
-        };
+        let (layout, bytes) = sized.ok_or_else(beyond)?;
+        let (kernels, activation) = (selection.kernels(format), matrix.activation());
+        if let (Some(variant), Codes::Ternary(ternary)) = (kernels.published(), matrix.codes()) {
+            let published = variant.layout(rows, columns).ok_or_else(beyond)?;
+            let mut tiles = Aligned::zeroed(published.bytes())?;
+            published.pack(pool, &matrix, ternary, tiles.bytes_mut());
+            return Ok(Weight { rows, columns, activation, layout, published: Some(published), tiles, kernels });
+        }
         let mut tiles = Aligned::zeroed(bytes)?;
         pool.split(tiles.bytes_mut(), layout.tile_bytes, |start, part| {
             pack::tiles(&matrix, &layout, start / layout.tile_bytes, part);
         });
-        Ok(Weight { rows, columns, activation: matrix.activation(), layout, tiles })
+        Ok(Weight { rows, columns, activation, layout, published: None, tiles, kernels })
     }
 
     /// Outputs.
@@ -62,7 +73,17 @@ impl Weight {
         self.activation
     }
 
-    /// The shape of a tile.
+    /// The kernels that multiply with it.
+    pub(crate) fn kernels(&self) -> Kernels {
+        self.kernels
+    }
+
+    /// How it lies where that is as T-SAR's authors published.
+    pub(crate) fn published(&self) -> Option<&Published> {
+        self.published.as_ref()
+    }
+
+    /// The shape of a tile, unless it is a published one.
     pub(crate) fn layout(&self) -> &Layout {
         &self.layout
     }
@@ -78,6 +99,13 @@ impl Weight {
     /// If the row does not exist or `out` is not `columns` long.
     pub(crate) fn embed_row(&self, row: usize, out: &mut [f32]) {
         assert!(row < self.rows && out.len() == self.columns, "row {row} of {} x {}", self.rows, self.columns);
+        if let Some(published) = &self.published {
+            let scale = published.scale(self.tiles(), row);
+            for (column, out) in out.iter_mut().enumerate() {
+                *out = scale * f32::from(published.weight(self.tiles(), row, column));
+            }
+            return;
+        }
         let tile = &self.tiles()[row / TILE * self.layout.tile_bytes..][..self.layout.tile_bytes];
         if self.layout.format.is_dense() {
             let row_bytes = self.layout.tile_bytes / TILE;

@@ -3,7 +3,7 @@
 use trine_cpu_tsar::{Isa, Options};
 
 fn options(isa: Isa, threads: usize) -> Options {
-    Options { threads: Some(threads), threads_batch: None, isa: Some(isa) }
+    Options { threads: Some(threads), isa: Some(isa), ..Options::default() }
 }
 
 mod plain {

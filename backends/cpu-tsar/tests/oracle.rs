@@ -31,7 +31,12 @@ fn options() -> impl Iterator<Item = Options> {
     // Steps of one row, and of more.
     let threads = [(1, 2), (2, 1), (3, 3)];
     isas.flat_map(move |isa| {
-        threads.map(|(one, more)| Options { threads: Some(one), threads_batch: Some(more), isa: Some(isa) })
+        threads.map(|(one, more)| Options {
+            threads: Some(one),
+            threads_batch: Some(more),
+            isa: Some(isa),
+            ..Options::default()
+        })
     })
 }
 
@@ -339,7 +344,7 @@ fn steps_and_buffers_that_make_no_sense_are_errors() {
 
 #[test]
 fn the_device_is_described() {
-    let options = Options { threads: Some(2), threads_batch: None, isa: Some(Isa::Plain) };
+    let options = Options { threads: Some(2), isa: Some(Isa::Plain), ..Options::default() };
     let info = CpuTsar::open(&options).unwrap().info();
     let facts =
         |facts: &[(&str, &str)]| facts.iter().map(|&(name, fact)| (name.into(), fact.into())).collect::<Vec<_>>();

@@ -18,7 +18,8 @@ use crate::sample::SamplerOptions;
 use crate::session::{End, Session};
 use crate::tokens::{Special, Tokenizer};
 
-const LONG: &str = "The old miller had three sons, a mill, a donkey and a cat; the sons had to grind, the donkey to carry. ";
+const LONG: &str =
+    "The old miller had three sons, a mill, a donkey and a cat; the sons had to grind, the donkey to carry. ";
 
 struct Bench {
     scheduler: Scheduler<Active>,
@@ -145,10 +146,17 @@ fn alone(requests: &[(String, TextOptions)]) -> Vec<(String, End, usize)> {
     let mut session = Session::new(engine);
     let mut one = |(prompt, options): &(String, TextOptions)| {
         let (ids, mut text) = (tokenizer.encode(prompt, Special::PROMPT).unwrap(), String::new());
-        let outcome = generate(&mut session, &tokenizer, &ids, options, || false, |piece| {
-            text += piece;
-            Ok(())
-        });
+        let outcome = generate(
+            &mut session,
+            &tokenizer,
+            &ids,
+            options,
+            || false,
+            |piece| {
+                text += piece;
+                Ok(())
+            },
+        );
         let outcome = outcome.unwrap();
         (text, outcome.end, outcome.tokens)
     };

@@ -4,11 +4,11 @@
 //! the broadcast activations into eight int16, which are added up before they are widened.
 
 #[cfg(target_arch = "aarch64")]
-mod lanes;
+pub(super) mod lanes;
 /// The instructions, one by one in plain code: the kernels' tests run everywhere.
 #[cfg(not(target_arch = "aarch64"))]
 #[path = "neon/emulated.rs"]
-mod lanes;
+pub(super) mod lanes;
 
 use self::lanes::Lanes;
 use super::blocks::{self, Dot, Sums};

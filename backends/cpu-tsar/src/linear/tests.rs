@@ -7,6 +7,9 @@ use trine_backend::oracle::Oracle;
 use trine_backend::{Activation, Backend, Codes, Format, Group, HostMatrix, Int4, Int8, Row, Ternary, Zero, ZeroKind};
 
 use super::*;
+use crate::kernels;
+
+mod published;
 
 const GROUPS: [Group; 4] = [Group::G32, Group::G64, Group::G128, Group::Row];
 const ZEROS: [ZeroKind; 3] = [ZeroKind::Symmetric, ZeroKind::Point, ZeroKind::Min];
@@ -356,10 +359,11 @@ fn faulty_activations_show() {
 #[test]
 fn rows_come_back_as_they_were() {
     let pool = Pool::new(3).unwrap();
+    let selection = Selection::new(Isa::detect(), None).unwrap();
     for format in formats() {
         for (rows, columns) in [(1, 1), (8, 32), (21, 37), (33, 257)] {
             let matrix = matrix(format, rows, columns, Fill::Random, false, 1);
-            let weight = Weight::prepare(matrix.clone(), Isa::detect(), &pool).unwrap();
+            let weight = Weight::prepare(matrix.clone(), &selection, &pool).unwrap();
             let (mut got, mut expected) = (vec![0.0; columns], vec![0.0; columns]);
             for row in 0..rows {
                 weight.embed_row(row, &mut got);
@@ -423,7 +427,8 @@ fn too_wide_a_matrix_is_an_error() {
     let columns = (1 << 22) + 1;
     let matrix =
         HostMatrix::new(1, columns, Codes::Int8(Int8::new(Group::Row, vec![0; columns], vec![f16::ONE]))).unwrap();
-    let error = Weight::prepare(matrix, Isa::detect(), &Pool::new(1).unwrap()).unwrap_err();
+    let selection = Selection::new(Isa::detect(), None).unwrap();
+    let error = Weight::prepare(matrix, &selection, &Pool::new(1).unwrap()).unwrap_err();
     assert!(error.to_string().contains("4194305 columns"), "{error}");
 }
 

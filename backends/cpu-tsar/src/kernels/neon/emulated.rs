@@ -3,15 +3,15 @@
 /// Sixteen bytes.
 pub(super) type I8 = [i8; 16];
 /// Eight int16.
-pub(super) type I16 = [i16; 8];
+pub(in crate::kernels) type I16 = [i16; 8];
 /// Four int32.
 pub(super) type I32 = [i32; 4];
 
 #[derive(Clone, Copy)]
-pub(super) struct Lanes;
+pub(in crate::kernels) struct Lanes;
 
 impl Lanes {
-    pub(super) fn new() -> Self {
+    pub(in crate::kernels) fn new() -> Self {
         Lanes
     }
 
@@ -49,6 +49,47 @@ impl Lanes {
 
     pub(super) fn add_across(self, a: I32, b: I32) -> [i32; 4] {
         [a[0] + a[1], a[2] + a[3], b[0] + b[1], b[2] + b[3]]
+    }
+
+    pub(in crate::kernels) fn words(self, words: [i16; 8]) -> I16 {
+        words
+    }
+
+    pub(in crate::kernels) fn array(self, words: I16) -> [i16; 8] {
+        words
+    }
+
+    pub(in crate::kernels) fn splat(self, word: i16) -> I16 {
+        [word; 8]
+    }
+
+    pub(in crate::kernels) fn widen(self, bytes: [i8; 8]) -> I16 {
+        bytes.map(i16::from)
+    }
+
+    pub(in crate::kernels) fn add(self, a: I16, b: I16) -> I16 {
+        std::array::from_fn(|i| add(a[i], b[i]))
+    }
+
+    pub(in crate::kernels) fn subtract(self, a: I16, b: I16) -> I16 {
+        std::array::from_fn(|i| a[i].checked_sub(b[i]).expect("an int16 difference overflowed"))
+    }
+
+    pub(in crate::kernels) fn multiply(self, a: I16, b: I16) -> I16 {
+        std::array::from_fn(|i| a[i].checked_mul(b[i]).expect("an int16 product overflowed"))
+    }
+
+    pub(in crate::kernels) fn exclusive_or(self, a: I16, b: I16) -> I16 {
+        std::array::from_fn(|i| a[i] ^ b[i])
+    }
+
+    pub(in crate::kernels) fn word_field<const SHIFT: i32>(self, words: I16, mask: i16) -> I16 {
+        words.map(|word| word >> SHIFT & mask)
+    }
+
+    pub(in crate::kernels) fn shuffle(self, table: I16, bytes: I16) -> I16 {
+        let (table, bytes): ([u8; 16], [u8; 16]) = (bytemuck::cast(table), bytemuck::cast(bytes));
+        bytemuck::cast(bytes.map(|byte| table.get(usize::from(byte)).copied().unwrap_or(0)))
     }
 }
 

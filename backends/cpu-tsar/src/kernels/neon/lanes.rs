@@ -7,17 +7,17 @@ use pulp::aarch64::Neon;
 /// Sixteen bytes.
 pub(super) type I8 = int8x16_t;
 /// Eight int16.
-pub(super) type I16 = int16x8_t;
+pub(in crate::kernels) type I16 = int16x8_t;
 /// Four int32.
 pub(super) type I32 = int32x4_t;
 
 /// Proof that the CPU has NEON.
 #[derive(Clone, Copy)]
-pub(super) struct Lanes(Neon);
+pub(in crate::kernels) struct Lanes(Neon);
 
 impl Lanes {
     #[inline(always)]
-    pub(super) fn new() -> Self {
+    pub(in crate::kernels) fn new() -> Self {
         #[allow(unsafe_code)]
         // SAFETY: every aarch64 target with a standard library has NEON.
         Lanes(unsafe { Neon::new_unchecked() })
@@ -80,5 +80,77 @@ impl Lanes {
     #[inline(always)]
     pub(super) fn add_across(self, a: I32, b: I32) -> [i32; 4] {
         pulp::cast(self.0.neon.vpaddq_s32(a, b))
+    }
+
+    /// Eight words.
+    #[inline(always)]
+    pub(in crate::kernels) fn words(self, words: [i16; 8]) -> I16 {
+        pulp::cast(words)
+    }
+
+    /// The words of a register.
+    #[inline(always)]
+    pub(in crate::kernels) fn array(self, words: I16) -> [i16; 8] {
+        pulp::cast(words)
+    }
+
+    /// The same word everywhere.
+    #[inline(always)]
+    pub(in crate::kernels) fn splat(self, word: i16) -> I16 {
+        self.0.neon.vdupq_n_s16(word)
+    }
+
+    /// Bytes with their signs as words.
+    #[inline(always)]
+    pub(in crate::kernels) fn widen(self, bytes: [i8; 8]) -> I16 {
+        self.0.neon.vmovl_s8(pulp::cast(bytes))
+    }
+
+    /// `a + b`.
+    #[inline(always)]
+    pub(in crate::kernels) fn add(self, a: I16, b: I16) -> I16 {
+        self.0.neon.vaddq_s16(a, b)
+    }
+
+    /// `a - b`.
+    #[inline(always)]
+    pub(in crate::kernels) fn subtract(self, a: I16, b: I16) -> I16 {
+        self.0.neon.vsubq_s16(a, b)
+    }
+
+    /// `a · b`.
+    #[inline(always)]
+    pub(in crate::kernels) fn multiply(self, a: I16, b: I16) -> I16 {
+        self.0.neon.vmulq_s16(a, b)
+    }
+
+    /// `a ^ b`.
+    #[inline(always)]
+    pub(in crate::kernels) fn exclusive_or(self, a: I16, b: I16) -> I16 {
+        self.0.neon.veorq_s16(a, b)
+    }
+
+    /// The bits at even `SHIFT` of each word. (An immediate shift by 0 is not an instruction.)
+    #[inline(always)]
+    pub(in crate::kernels) fn word_field<const SHIFT: i32>(self, words: I16, mask: i16) -> I16 {
+        let words = self.0.neon.vreinterpretq_u16_s16(words);
+        let shifted = match SHIFT {
+            2 => self.0.neon.vshrq_n_u16::<2>(words),
+            4 => self.0.neon.vshrq_n_u16::<4>(words),
+            6 => self.0.neon.vshrq_n_u16::<6>(words),
+            8 => self.0.neon.vshrq_n_u16::<8>(words),
+            10 => self.0.neon.vshrq_n_u16::<10>(words),
+            12 => self.0.neon.vshrq_n_u16::<12>(words),
+            14 => self.0.neon.vshrq_n_u16::<14>(words),
+            _ => words,
+        };
+        self.0.neon.vandq_s16(self.0.neon.vreinterpretq_s16_u16(shifted), self.0.neon.vdupq_n_s16(mask))
+    }
+
+    /// The bytes of `table` with these numbers; 0 for numbers from 16 on.
+    #[inline(always)]
+    pub(in crate::kernels) fn shuffle(self, table: I16, bytes: I16) -> I16 {
+        let (table, bytes) = (self.0.neon.vreinterpretq_u8_s16(table), self.0.neon.vreinterpretq_u8_s16(bytes));
+        self.0.neon.vreinterpretq_s16_u8(self.0.neon.vqtbl1q_u8(table, bytes))
     }
 }
