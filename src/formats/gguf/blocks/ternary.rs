@@ -116,7 +116,8 @@ impl<'a> I2s<'a> {
     pub(in super::super) fn values(&self, start: usize, out: &mut [i8]) -> Problem<()> {
         for (element, out) in (start..).zip(out.iter_mut()) {
             let (block, column) = (element / I2S_COLUMNS, element % I2S_COLUMNS);
-            let code = self.codes[block * 32 + column % 32] >> (6 - 2 * (column / 32)) & 3;
+            let byte = self.codes.get(block * 32 + column % 32).ok_or("there is no such row")?;
+            let code = byte >> (6 - 2 * (column / 32)) & 3;
             if code == 3 {
                 return Err(format!("invalid ternary code 3 at weight {element}"));
             }
