@@ -82,7 +82,7 @@ fn unpack_base3(bytes: &[u8], values: &mut [i8]) {
         for digit in 0..digits {
             for (byte, value) in bytes[from..from + length].iter().zip(values.by_ref()) {
                 let rest = byte.wrapping_mul(3u8.pow(digit));
-                *value = (u16::from(rest) * 3 >> 8) as i8 - 1;
+                *value = ((u16::from(rest) * 3) >> 8) as i8 - 1;
             }
         }
     }
