@@ -39,7 +39,7 @@ fn overlapping_windows_score_each_token_once() {
     assert_eq!(skipped["targets"], (tokens - 1) / 32 * 16);
     // More before a token makes it easier.
     let value = |json: &Value| number(&json["perplexity"]);
-    assert!(value(&overlapping) < value(&plain) && value(&skipped) < value(&plain), "{plain} {overlapping} {skipped}");
+    assert!(value(&overlapping) < value(&plain), "{plain} {overlapping}");
     // A stride of the window is no overlap.
     assert_eq!(measure(&["--stride", "32"]), plain);
 

@@ -449,7 +449,7 @@ fn endless() -> Value {
 
 #[test]
 fn clients_that_leave_free_their_slots() {
-    let server = Server::start(&["--slots", "2", "--queue", "1"]);
+    let server = Server::start(&["--slots", "2", "--queue", "2"]);
     for half in [false, true] {
         let before = server.metric("trine_requests_cancelled_total");
         let mut streams = [open_stream(&server, &endless()), open_stream(&server, &endless())];

@@ -40,6 +40,10 @@ pub(crate) fn body_is_coded(checkpoint: &Checkpoint, config: &Config, formats: &
     if let Some(format) = formats.body {
         return Ok(!format.is_dense());
     }
+    // What `trine quantize` wrote has the head that was chosen then.
+    if matches!(config.quantization, Quantization::Trine { .. }) {
+        return Ok(false);
+    }
     // The down projection: a single part, and never left out of a quantisation.
     let down = LayerSource::new(config, 0).down;
     Ok(parts_of(&down, checkpoint, config)?.iter().any(|part| !part.format.is_dense()))

@@ -122,16 +122,23 @@ fn block_2<R: Registers, const DENSE: i32, const SPARSE: i32, const UPPER: bool>
 pub(super) fn tlut_4x4<R: Registers>(r: R, activations: [i8; 16]) -> [R::Words; 8] {
     let halves = activations.as_chunks::<8>().0;
     let halves = [r.widen(halves[0]), r.widen(halves[1])];
-    let mut tables = [r.words([0; OUTPUTS]); 8];
-    for block in 0..4 {
-        for at in 0..4 {
-            let place = r.words([(4 * (block % 2) + at) as i16; OUTPUTS]);
-            let a = r.lookup_8::<false>(halves[block / 2], place);
-            let dense = const { [signs_4(3, -1), signs_4(2, -1), signs_4(1, -1), signs_4(0, -1)] };
-            let sparse = const { [signs_4(3, 0), signs_4(2, 0), signs_4(1, 0), signs_4(0, 0)] };
-            tables[2 * block] = r.add(tables[2 * block], r.sign(a, r.words(dense[at])));
-            tables[2 * block + 1] = r.add(tables[2 * block + 1], r.sign(a, r.words(sparse[at])));
-        }
+    let [dense_0, sparse_0] = block_tables::<R, 0>(r, halves[0]);
+    let [dense_1, sparse_1] = block_tables::<R, 4>(r, halves[0]);
+    let [dense_2, sparse_2] = block_tables::<R, 0>(r, halves[1]);
+    let [dense_3, sparse_3] = block_tables::<R, 4>(r, halves[1]);
+    [dense_0, sparse_0, dense_1, sparse_1, dense_2, sparse_2, dense_3, sparse_3]
+}
+
+/// The dense and the sparse table of the four activations from number `FIRST` on.
+#[inline(always)]
+fn block_tables<R: Registers, const FIRST: i16>(r: R, activations: R::Words) -> [R::Words; 2] {
+    let dense = const { [signs_4(3, -1), signs_4(2, -1), signs_4(1, -1), signs_4(0, -1)] };
+    let sparse = const { [signs_4(3, 0), signs_4(2, 0), signs_4(1, 0), signs_4(0, 0)] };
+    let mut tables = [r.words([0; OUTPUTS]); 2];
+    for at in 0..4 {
+        let a = r.lookup_8::<false>(activations, r.words([FIRST + at as i16; OUTPUTS]));
+        tables[0] = r.add(tables[0], r.sign(a, r.words(dense[at])));
+        tables[1] = r.add(tables[1], r.sign(a, r.words(sparse[at])));
     }
     tables
 }
