@@ -48,6 +48,8 @@ pub enum Shader {
     Attend,
     /// The join of chunks that different workgroups worked on.
     AttendCombine,
+    /// A copy of a buffer, to measure by.
+    Copy,
     /// Rows of a quantised table.
     Embed(Codes),
     /// Rows of a table of floats.
@@ -98,9 +100,9 @@ macro_rules! files {
 }
 
 files! {
-    "activations" "add" "add_bias" "attend" "attend_combine" "batch" "cache" "codes" "dense" "divide" "embed"
+    "activations" "add" "add_bias" "attend" "attend_combine" "batch" "cache" "codes" "copy" "dense" "divide" "embed"
     "embed_dense" "four_tokens" "gated" "head_norm" "int4" "int8" "linear" "linear_dense" "linear_tiled" "one_token"
-    "products" "quantize" "quantize_block" "quantize_token" "reduce_subgroup" "reduce_workgroup" "rms_norm"
+    "products" "quantize" "quantize_block" "quantize_sheet" "quantize_token" "reduce_subgroup" "reduce_workgroup" "rms_norm"
     "rope_store_kv" "select_outputs" "softmax" "ternary" "weights"
 }
 
@@ -109,7 +111,7 @@ impl Shader {
     pub fn all() -> Vec<Shader> {
         use Shader::*;
         let mut all =
-            vec![Add, AddBias, Attend, AttendCombine, EmbedDense, Gated, LinearDense, QuantizeBlock, RopeStoreKv];
+            vec![Add, AddBias, Attend, AttendCombine, Copy, EmbedDense, Gated, LinearDense, QuantizeBlock, RopeStoreKv];
         all.push(SelectOutputs);
         for reduce in [Reduce::Subgroup, Reduce::Workgroup] {
             all.extend([HeadNorm(reduce), QuantizeToken(reduce), RmsNorm(reduce)]);
@@ -127,6 +129,7 @@ impl Shader {
             Shader::AddBias => "add_bias",
             Shader::Attend => "attend",
             Shader::AttendCombine => "attend_combine",
+            Shader::Copy => "copy",
             Shader::Embed(_) => "embed",
             Shader::EmbedDense => "embed_dense",
             Shader::Gated => "gated",

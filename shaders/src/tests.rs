@@ -14,8 +14,8 @@ fn parse(shader: Shader) -> Module {
 }
 
 fn validate(shader: Shader, module: &Module) -> naga::valid::ModuleInfo {
-    // Pipelines may use integer dot products and subgroups, and nothing else beyond plain WebGPU.
-    let capabilities = Capabilities::SUBGROUP | Capabilities::SUBGROUP_BARRIER;
+    // Subgroups, for the shaders that say so, and plain WebGPU, of which unpack2x16float is a part.
+    let capabilities = Capabilities::SUBGROUP | Capabilities::SHADER_FLOAT16_IN_FLOAT32;
     let mut validator = Validator::new(ValidationFlags::all(), capabilities);
     validator.validate(module).unwrap_or_else(|e| panic!("{shader}: {}", e.emit_to_string(&shader.source())))
 }

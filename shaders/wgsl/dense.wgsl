@@ -1,5 +1,5 @@
 // A matrix of floats [rows, columns] on the device, in tiles and units as weights.wgsl has them.
-const TILE = 16u;
+override TILE: u32 = 16u;
 // 0: f32, 1: f16, 2: bf16.
 override FLOAT: u32 = 0u;
 

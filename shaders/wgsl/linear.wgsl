@@ -40,19 +40,22 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let tile = group.x;
     let token = group.y * TOKENS;
     var sum = Values();
-    let end = min((segment + 1u) * params.units_per_segment, params.units);
-    for (var unit = segment * params.units_per_segment; unit < end; unit++) {
-        let first = first_piece(tile, lane, unit);
-        let a = block(first, 0u);
-        let b = block(first, 1u);
-        let c = block(first, 2u);
-        let d = block(first, 3u);
-        let scale = unit_scales(tile, lane, unit);
+    let last = params.units - 1u;
+    let start = segment * params.units_per_segment;
+    let end = min(start + params.units_per_segment, params.units);
+    // The next unit is on its way while one is multiplied.
+    var next = load_unit(first_piece(tile, lane, min(start, last)));
+    var next_scale = unit_scales(tile, lane, min(start, last));
+    for (var unit = start; unit < end; unit++) {
+        let blocks = blocks_of(next);
+        let scale = next_scale;
         let zero = unit_zeros(tile, lane, unit);
-        sum = add_block(sum, a, token, 4u * unit, scale.x, zero.x);
-        sum = add_block(sum, b, token, 4u * unit + 1u, scale.y, zero.y);
-        sum = add_block(sum, c, token, 4u * unit + 2u, scale.z, zero.z);
-        sum = add_block(sum, d, token, 4u * unit + 3u, scale.w, zero.w);
+        next = load_unit(first_piece(tile, lane, min(unit + 1u, last)));
+        next_scale = unit_scales(tile, lane, min(unit + 1u, last));
+        sum = add_block(sum, blocks.a, token, 4u * unit, scale.x, zero.x);
+        sum = add_block(sum, blocks.b, token, 4u * unit + 1u, scale.y, zero.y);
+        sum = add_block(sum, blocks.c, token, 4u * unit + 2u, scale.z, zero.z);
+        sum = add_block(sum, blocks.d, token, 4u * unit + 3u, scale.w, zero.w);
     }
     sums[thread] = sum;
     workgroupBarrier();
@@ -61,8 +64,12 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         return;
     }
     var total = Values();
-    for (var at = 0u; at * params.units_per_segment < params.units; at++) {
-        total += sums[at * TILE + lane];
+    // Segments past the last column are zero.
+    for (var at = lane; at < 256u; at += 4u * TILE) {
+        total += sums[at];
+        total += sums[at + TILE];
+        total += sums[at + 2u * TILE];
+        total += sums[at + 3u * TILE];
     }
     if (!SCALED) {
         total = finish(total, Values(bitcast<f32>(scales[row])), token_spans(token, 0u).scale);

@@ -5,8 +5,9 @@
 @group(0) @binding(1) var<storage, read_write> codes: array<u32>;
 @group(0) @binding(2) var<storage, read_write> spans: array<vec2<f32>>;
 
-var<workgroup> magnitudes: array<u32, 256>;
-var<workgroup> code_sums: array<i32, 256>;
+// Of each thread, four to a vector.
+var<workgroup> magnitudes: array<vec4<u32>, 64>;
+var<workgroup> code_sums: array<vec4<i32>, 64>;
 
 fn magnitude4(x: vec4<f32>) -> u32 {
     return max(max(magnitude(x.x), magnitude(x.y)), max(magnitude(x.z), magnitude(x.w)));
@@ -16,28 +17,23 @@ fn magnitude4(x: vec4<f32>) -> u32 {
 // come before the next call. Called by all threads, whether their quad exists or not.
 fn store_codes(row: u32, quad: u32, units: u32, x: vec4<f32>, span: Span, thread: u32) {
     let word = code4(x, span.inverse);
-    code_sums[thread] = sum4(word);
+    code_sums[thread / 4u][thread % 4u] = sum4(word);
     workgroupBarrier();
     if (quad >= 32u * units) {
         return;
     }
     codes[row * 32u * units + quad] = word;
     if (thread % 8u == 0u) {
-        var sum = 0;
-        for (var i = 0u; i < 8u; i++) {
-            sum += code_sums[thread + i];
-        }
-        spans[row * 4u * units + quad / 8u] = vec2(span.scale, f32(sum));
+        let sum = code_sums[thread / 4u] + code_sums[thread / 4u + 1u];
+        spans[row * 4u * units + quad / 8u] = vec2(span.scale, f32(sum.x + sum.y + sum.z + sum.w));
     }
 }
 
 // Quantises four columns with a scale for each block.
 fn quantize_block(row: u32, quad: u32, units: u32, x: vec4<f32>, thread: u32) {
-    magnitudes[thread] = magnitude4(x);
+    magnitudes[thread / 4u][thread % 4u] = magnitude4(x);
     workgroupBarrier();
-    var largest = 0u;
-    for (var i = 0u; i < 8u; i++) {
-        largest = max(largest, magnitudes[thread / 8u * 8u + i]);
-    }
+    let eight = max(magnitudes[thread / 8u * 2u], magnitudes[thread / 8u * 2u + 1u]);
+    let largest = max(max(eight.x, eight.y), max(eight.z, eight.w));
     store_codes(row, quad, units, x, span_of(largest), thread);
 }

@@ -19,66 +19,115 @@ override QUANTIZE: u32 = 0u;
 @group(0) @binding(5) var<storage, read> weight: array<f32>;
 @group(0) @binding(6) var<storage, read_write> out: array<f32>;
 
-//#include quantize
+//#include quantize_sheet
 
-fn normal(at: u32, column: u32, scale: f32) -> f32 {
-    if (column >= params.columns) {
-        return 0.0;
+// Four columns of x, of weight; 0 past the last. All are loaded before any is used.
+fn four_of_x(at: u32, column: u32) -> vec4<f32> {
+    let i = vec4(at) + min(vec4(column) + vec4(0u, 1u, 2u, 3u), vec4(params.columns - 1u));
+    let four = vec4(x[i.x], x[i.y], x[i.z], x[i.w]);
+    return select(vec4(0.0), four, vec4(column) + vec4(0u, 1u, 2u, 3u) < vec4(params.columns));
+}
+
+fn four_of_y(at: u32, column: u32) -> vec4<f32> {
+    let i = vec4(at) + min(vec4(column) + vec4(0u, 1u, 2u, 3u), vec4(params.columns - 1u));
+    return vec4(y[i.x], y[i.y], y[i.z], y[i.w]);
+}
+
+fn four_of_weight(column: u32) -> vec4<f32> {
+    let i = min(vec4(column) + vec4(0u, 1u, 2u, 3u), vec4(params.columns - 1u));
+    return vec4(weight[i.x], weight[i.y], weight[i.z], weight[i.w]);
+}
+
+// x + y: each thread stores its own columns, so that it sees what it added.
+fn add_four(at: u32, column: u32, four: vec4<f32>, more: vec4<f32>) -> vec4<f32> {
+    let sum = select(vec4(0.0), four + more, vec4(column) + vec4(0u, 1u, 2u, 3u) < vec4(params.columns));
+    if (column < params.columns) {
+        x[at + column] = sum.x;
     }
-    let value = x[at + column] * scale * weight[column];
-    out[at + column] = value;
-    return value;
-}
-
-fn normal4(at: u32, column: u32, scale: f32) -> vec4<f32> {
-    return vec4(
-        normal(at, column, scale),
-        normal(at, column + 1u, scale),
-        normal(at, column + 2u, scale),
-        normal(at, column + 3u, scale),
-    );
-}
-
-// Four columns of a thread: each thread's own, so that it sees what it added.
-fn square_sum(at: u32, column: u32) -> f32 {
-    var sum = 0.0;
-    for (var i = column; i < min(column + 4u, params.columns); i++) {
-        var value = x[at + i];
-        if (ADD) {
-            value += y[at + i];
-            x[at + i] = value;
-        }
-        sum = fma(value, value, sum);
+    if (column + 1u < params.columns) {
+        x[at + column + 1u] = sum.y;
+    }
+    if (column + 2u < params.columns) {
+        x[at + column + 2u] = sum.z;
+    }
+    if (column + 3u < params.columns) {
+        x[at + column + 3u] = sum.w;
     }
     return sum;
+}
+
+// A thread's columns of the output.
+fn normal(at: u32, column: u32, scale: f32) -> Sheet {
+    let a = four_of_x(at, column) * scale * four_of_weight(column);
+    let b = four_of_x(at, column + 1024u) * scale * four_of_weight(column + 1024u);
+    let c = four_of_x(at, column + 2048u) * scale * four_of_weight(column + 2048u);
+    let d = four_of_x(at, column + 3072u) * scale * four_of_weight(column + 3072u);
+    return Sheet(a, b, c, d);
+}
+
+fn squares(four: vec4<f32>) -> f32 {
+    return fma(four.x, four.x, fma(four.y, four.y, fma(four.z, four.z, four.w * four.w)));
+}
+
+fn store(at: u32, column: u32, four: vec4<f32>) {
+    if (column < params.columns) {
+        out[at + column] = four.x;
+    }
+    if (column + 1u < params.columns) {
+        out[at + column + 1u] = four.y;
+    }
+    if (column + 2u < params.columns) {
+        out[at + column + 2u] = four.z;
+    }
+    if (column + 3u < params.columns) {
+        out[at + column + 3u] = four.w;
+    }
 }
 
 @compute @workgroup_size(256)
 fn main(thread: Thread) {
     let row = thread.group.x;
     let at = row * params.columns;
+    let own = 4u * thread.index;
     var square = 0.0;
-    for (var column = 4u * thread.index; column < params.columns; column += 1024u) {
-        square += square_sum(at, column);
+    for (var start = own; start < params.columns; start += 4096u) {
+        // All is loaded before anything is stored.
+        var a = four_of_x(at, start);
+        var b = four_of_x(at, start + 1024u);
+        var c = four_of_x(at, start + 2048u);
+        var d = four_of_x(at, start + 3072u);
+        if (ADD) {
+            let e = four_of_y(at, start);
+            let f = four_of_y(at, start + 1024u);
+            let g = four_of_y(at, start + 2048u);
+            let h = four_of_y(at, start + 3072u);
+            a = add_four(at, start, a, e);
+            b = add_four(at, start + 1024u, b, f);
+            c = add_four(at, start + 2048u, c, g);
+            d = add_four(at, start + 3072u, d, h);
+        }
+        square += (squares(a) + squares(b)) + (squares(c) + squares(d));
     }
     let scale = inverseSqrt(sum_of_all(thread, square) / f32(params.columns) + params.eps);
-    var largest = 0u;
-    for (var start = 0u; start < params.columns; start += 1024u) {
-        let column = start + 4u * thread.index;
-        let four = normal4(at, column, scale);
+    var largest = vec4(0u);
+    for (var start = 0u; start < params.columns; start += 4096u) {
+        let sheet = normal(at, start + own, scale);
+        store(at, start + own, sheet.a);
+        store(at, start + own + 1024u, sheet.b);
+        store(at, start + own + 2048u, sheet.c);
+        store(at, start + own + 3072u, sheet.d);
         if (QUANTIZE == 1u) {
-            largest = max(largest, magnitude4(four));
+            largest = max(largest, magnitudes_of(sheet));
         } else if (QUANTIZE == 2u) {
-            quantize_block(row, column / 4u, params.units, four, thread.index);
-            workgroupBarrier();
+            quantize_sheet(row, start / 4u + thread.index, params.units, sheet, thread.index);
         }
     }
     if (QUANTIZE == 1u) {
-        let span = span_of(max_of_all(thread, largest));
-        for (var start = 0u; start < params.columns; start += 1024u) {
-            let column = start + 4u * thread.index;
-            store_codes(row, column / 4u, params.units, normal4(at, column, scale), span, thread.index);
-            workgroupBarrier();
+        let all = max_of_all(thread, max(max(largest.x, largest.y), max(largest.z, largest.w)));
+        let span = span_of(all);
+        for (var start = 0u; start < params.columns; start += 4096u) {
+            let sheet = normal(at, start + own, scale);
+            store_sheet(row, start / 4u + thread.index, params.units, sheet, Spans(span, span, span, span), thread.index);
         }
     }
 }

@@ -1,7 +1,7 @@
-// A quantised matrix [rows, columns] on the device. A tile is TILE rows; a unit is 128 columns, four blocks
+// A quantised matrix [rows, columns] on the device. A tile is TILE rows, 8 or 16; a unit is 128 columns, four blocks
 // of 32. Neighbouring threads have neighbouring rows, so a piece of 16 bytes is stored for each row of the
 // tile before the next piece: a thread's loads are its neighbours' continued.
-const TILE = 16u;
+override TILE: u32 = 16u;
 
 // Blocks that share a scale; 0: the whole row does.
 override GROUP: u32 = 1u;
@@ -17,6 +17,14 @@ override GROUP: u32 = 1u;
 struct Block {
     low: vec4<u32>,
     high: vec4<u32>,
+}
+
+// A unit.
+struct Blocks {
+    a: Block,
+    b: Block,
+    c: Block,
+    d: Block,
 }
 
 // The word that holds a unit's groups, in scales or zeros.

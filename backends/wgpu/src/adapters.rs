@@ -74,7 +74,8 @@ pub(crate) fn choose(device: Option<&str>) -> Result<wgpu::Adapter> {
     let mut adapters = enumerate();
     if adapters.is_empty() {
         return Err(Error::Unsupported(
-            "no GPU was found through Vulkan, Metal or DX12: install its driver (on Debian, mesa-vulkan-drivers)".into(),
+            "no GPU was found through Vulkan, Metal or DX12: install its driver (on Debian, mesa-vulkan-drivers)"
+                .into(),
         ));
     }
     let names: Vec<String> = adapters.iter().map(|adapter| adapter.get_info().name).collect();

@@ -1,6 +1,7 @@
 //! The [`Backend`] trait on a GPU.
 
 use trine_backend::{Backend, DeviceInfo, Error, Gate, Heads, HostMatrix, KvFormat, KvShape, Result, Row};
+use trine_shaders::Shader;
 
 use crate::adapters::Options;
 use crate::buffers::Buffer;
@@ -41,7 +42,7 @@ impl Wgpu {
         self.profile.as_ref().map_or(Ok(Vec::new()), |profile| profile.times(&self.device))
     }
 
-    /// Bytes per second of a copy from one device buffer to another, read and written bytes both counted: what
+    /// Bytes per second of a shader's copy from one device buffer to another, read and written bytes both counted: what
     /// a figure in percent of the memory's speed is measured against. `bytes` is the buffers' size.
     ///
     /// # Errors
@@ -49,11 +50,16 @@ impl Wgpu {
     pub fn copy_bandwidth(&mut self, bytes: u64) -> Result<f64> {
         let from = self.device.storage("the source of a copy", bytes)?;
         let to = self.device.storage("the target of a copy", bytes)?;
+        let vectors = (bytes / 16) as usize;
+        let rows = vectors.div_ceil(256).div_ceil(1 << 14);
+        let params = vec![vectors as u32, 256 << 14];
+        let copy =
+            self.pipelines.dispatch(&self.device, (Shader::Copy, vec![]), params, &[&from, &to], [1 << 14, rows, 1]);
         let run = |copies: usize| -> Result<f64> {
             let mut encoder = self.device.device.create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
-            for _ in 0..copies {
-                encoder.copy_buffer_to_buffer(&from, 0, &to, 0, bytes);
-            }
+            let mut pass = encoder.begin_compute_pass(&wgpu::ComputePassDescriptor::default());
+            (0..copies).for_each(|_| copy.encode(&mut pass));
+            drop(pass);
             let commands = encoder.finish();
             let start = std::time::Instant::now();
             self.device.queue.submit([commands]);
@@ -86,8 +92,7 @@ impl Wgpu {
     fn run(&mut self, ops: &[Op], shape: Shape) -> Result<()> {
         if self.recordings.find(ops, shape).is_none() {
             let sums = self.chunk_sums.clone();
-            let planner =
-                Planner::new(&self.device, &mut self.pipelines, &self.batches, &mut self.chunk_sums, shape);
+            let planner = Planner::new(&self.device, &mut self.pipelines, &self.batches, &mut self.chunk_sums, shape);
             let dispatches = planner.plan(ops)?;
             self.device.check()?;
             if sums.is_some() && sums != self.chunk_sums {
@@ -153,7 +158,9 @@ impl Backend for Wgpu {
 
     fn alloc(&mut self, rows: usize, columns: usize) -> Result<Buf> {
         if rows > MOST_ROWS {
-            return Err(Error::Unsupported(format!("steps of {rows} tokens are above the {MOST_ROWS} of the wgpu backend")));
+            return Err(Error::Unsupported(format!(
+                "steps of {rows} tokens are above the {MOST_ROWS} of the wgpu backend"
+            )));
         }
         Ok(Shared::new(Buffer::new(&self.device, rows, columns)?))
     }

@@ -29,9 +29,9 @@ impl Buffer {
     pub(crate) fn new(device: &Device, rows: usize, columns: usize) -> Result<Buffer> {
         let bytes = (rows as u64).checked_mul(columns as u64).and_then(|cells| cells.checked_mul(4));
         let fits = rows > 0 && columns > 0;
-        let bytes = bytes.filter(|_| fits).ok_or_else(|| {
-            Error::Invalid(format!("a buffer of {rows} x {columns} can't be made"))
-        })?;
+        let bytes = bytes
+            .filter(|_| fits)
+            .ok_or_else(|| Error::Invalid(format!("a buffer of {rows} x {columns} can't be made")))?;
         let floats = device.storage(&format!("a buffer of {rows} x {columns}"), bytes)?;
         Ok(Buffer { rows, columns, floats, quantized: OnceLock::new() })
     }

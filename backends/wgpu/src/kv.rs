@@ -5,7 +5,7 @@ use trine_backend::{Error, KvFormat, KvShape, Result};
 use crate::device::Device;
 
 /// Columns of the largest head that the attention shaders take.
-const LARGEST_HEAD: usize = 256;
+const LARGEST_HEAD: usize = 192;
 
 /// Keys and values of every layer and sequence.
 #[derive(Debug)]
@@ -35,9 +35,9 @@ impl Cache {
         }
         let context = shape.context.next_multiple_of(32);
         let pieces = shape.head_dim.div_ceil(4 << cache_constant(format));
-        let vectors = [context, shape.sequences, shape.kv_heads].iter().try_fold(1u64, |product, &factor| {
-            product.checked_mul(factor as u64)
-        });
+        let vectors = [context, shape.sequences, shape.kv_heads]
+            .iter()
+            .try_fold(1u64, |product, &factor| product.checked_mul(factor as u64));
         let bytes = vectors.and_then(|vectors| vectors.checked_mul(16 * pieces as u64));
         let (Some(vectors), Some(bytes)) = (vectors, bytes) else {
             return Err(Error::Unsupported(format!("a KV cache of {shape:?} is beyond 64 bits")));

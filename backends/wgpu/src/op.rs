@@ -43,16 +43,59 @@ pub(crate) type Buf = Shared<Buffer>;
 /// One op of a step.
 #[derive(Clone, PartialEq)]
 pub(crate) enum Op {
-    Embed { out: Buf, table: Shared<Matrix> },
+    Embed {
+        out: Buf,
+        table: Shared<Matrix>,
+    },
     /// `x += add` first, where there is one.
-    RmsNorm { out: Buf, x: Buf, add: Option<Buf>, weight: Buf, eps: f32 },
-    Linear { out: Buf, x: Buf, weight: Shared<Matrix> },
-    AddBias { x: Buf, bias: Buf },
-    Add { x: Buf, y: Buf },
-    HeadNorm { qkv: Buf, heads: Heads, query: Buf, key: Buf, eps: f32 },
+    RmsNorm {
+        out: Buf,
+        x: Buf,
+        add: Option<Buf>,
+        weight: Buf,
+        eps: f32,
+    },
+    Linear {
+        out: Buf,
+        x: Buf,
+        weight: Shared<Matrix>,
+    },
+    AddBias {
+        x: Buf,
+        bias: Buf,
+    },
+    Add {
+        x: Buf,
+        y: Buf,
+    },
+    HeadNorm {
+        qkv: Buf,
+        heads: Heads,
+        query: Buf,
+        key: Buf,
+        eps: f32,
+    },
     /// RoPE where there is a table, the store where there is a cache.
-    RopeStoreKv { qkv: Buf, heads: Heads, table: Option<Buf>, cache: Option<(Shared<Cache>, usize)> },
-    Attend { out: Buf, qkv: Buf, cache: Shared<Cache>, layer: usize, heads: Heads },
-    Gated { out: Buf, gate_up: Buf, gate: Gate },
-    SelectOutputs { out: Buf, x: Buf },
+    RopeStoreKv {
+        qkv: Buf,
+        heads: Heads,
+        table: Option<Buf>,
+        cache: Option<(Shared<Cache>, usize)>,
+    },
+    Attend {
+        out: Buf,
+        qkv: Buf,
+        cache: Shared<Cache>,
+        layer: usize,
+        heads: Heads,
+    },
+    Gated {
+        out: Buf,
+        gate_up: Buf,
+        gate: Gate,
+    },
+    SelectOutputs {
+        out: Buf,
+        x: Buf,
+    },
 }

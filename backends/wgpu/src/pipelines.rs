@@ -96,7 +96,13 @@ impl Module {
         }))
     }
 
-    fn group(&self, device: &Device, shader: Shader, params: &wgpu::Buffer, buffers: &[wgpu::Buffer]) -> wgpu::BindGroup {
+    fn group(
+        &self,
+        device: &Device,
+        shader: Shader,
+        params: &wgpu::Buffer,
+        buffers: &[wgpu::Buffer],
+    ) -> wgpu::BindGroup {
         let entries: Vec<_> = std::iter::once(params)
             .chain(buffers)
             .enumerate()

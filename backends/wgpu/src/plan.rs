@@ -12,7 +12,7 @@ use crate::device::Device;
 use crate::kv::{Cache, cache_constant};
 use crate::op::{Buf, Op, Shared};
 use crate::pipelines::{Dispatch, Pipelines, Variant};
-use crate::weights::{Matrix, Part, TILE};
+use crate::weights::{Matrix, Part};
 
 /// Positions of a chunk of attention, as in `softmax.wgsl`.
 const CHUNK: usize = 64;
@@ -164,11 +164,11 @@ impl<'a> Planner<'a> {
                 Some(codes) => {
                     let (scales, zeros) = scales_of(part);
                     let buffers = [batch, &part.codes, scales, zeros, &out.floats];
-                    self.push((Shader::Embed(codes), constants(table.format)), params, &buffers, workgroups);
+                    self.push((Shader::Embed(codes), constants(table)), params, &buffers, workgroups);
                 }
                 None => {
                     let buffers = [batch, &part.codes, &out.floats];
-                    self.push((Shader::EmbedDense, constants(table.format)), params, &buffers, workgroups);
+                    self.push((Shader::EmbedDense, constants(table)), params, &buffers, workgroups);
                 }
             }
         }
@@ -185,11 +185,14 @@ impl<'a> Planner<'a> {
         quantize: Option<Activation>,
     ) -> Result<()> {
         let mut constants = vec![("ADD", u32::from(add.is_some()))];
-        constants.push(("QUANTIZE", match quantize {
-            None | Some(Activation::Float) => 0,
-            Some(Activation::Token) => 1,
-            Some(Activation::Block) => 2,
-        }));
+        constants.push((
+            "QUANTIZE",
+            match quantize {
+                None | Some(Activation::Float) => 0,
+                Some(Activation::Token) => 1,
+                Some(Activation::Block) => 2,
+            },
+        ));
         let params = vec![x.columns as u32, eps.to_bits(), x.units() as u32];
         let [codes, spans] = self.codes_of(out, quantize.is_some())?;
         // A buffer can't be bound twice where one use writes: without an addition, any other stands for y.
@@ -253,23 +256,15 @@ impl<'a> Planner<'a> {
         self.quantize(x, weight.activation)?;
         let quantized = x.quantized(self.device)?;
         for part in &weight.parts {
-            let mut constants = constants(weight.format);
+            let mut constants = constants(weight);
             constants.push(("BIAS", u32::from(bias.is_some())));
             let params =
                 [weight.units(), weight.units_per_segment(), part.first_row, part.rows, out.columns].map(|x| x as u32);
             let (scales, zeros) = scales_of(part);
             let bias = bias.map_or(scales, |bias| &bias.floats);
-            let buffers = [
-                self.batch(),
-                &part.codes,
-                scales,
-                zeros,
-                &quantized.codes,
-                &quantized.spans,
-                bias,
-                &out.floats,
-            ];
-            let tiles = part.rows.div_ceil(TILE);
+            let buffers =
+                [self.batch(), &part.codes, scales, zeros, &quantized.codes, &quantized.spans, bias, &out.floats];
+            let tiles = part.rows.div_ceil(weight.tile);
             let (shader, workgroups) = match self.rows {
                 0 | 1 => (Shader::Linear(codes, Tokens::One), [tiles, self.rows, 1]),
                 2..=MOST_FEW_ROWS => (Shader::Linear(codes, Tokens::Four), [tiles, self.rows.div_ceil(4), 1]),
@@ -282,14 +277,14 @@ impl<'a> Planner<'a> {
 
     fn linear_dense(&mut self, out: &Buf, x: &Buf, weight: &Matrix, bias: Option<&Buf>) {
         for part in &weight.parts {
-            let mut constants = constants(weight.format);
+            let mut constants = constants(weight);
             constants.push(("BIAS", u32::from(bias.is_some())));
             let shape = [weight.units(), weight.units_per_segment(), part.first_row, part.rows];
             let params = [shape.as_slice(), &[out.columns, weight.columns]].concat();
             let params = params.into_iter().map(|x| x as u32).collect();
             let bias = bias.map_or(&x.floats, |bias| &bias.floats);
             let buffers = [self.batch(), &part.codes, &x.floats, bias, &out.floats];
-            let workgroups = [part.rows.div_ceil(TILE), self.rows.div_ceil(4), 1];
+            let workgroups = [part.rows.div_ceil(weight.tile), self.rows.div_ceil(4), 1];
             self.push((Shader::LinearDense, constants), params, &buffers, workgroups);
         }
     }
@@ -302,13 +297,7 @@ impl<'a> Planner<'a> {
         self.changed(qkv);
     }
 
-    fn rope_store_kv(
-        &mut self,
-        qkv: &Buf,
-        heads: Heads,
-        table: Option<&Buf>,
-        cache: Option<&(Shared<Cache>, usize)>,
-    ) {
+    fn rope_store_kv(&mut self, qkv: &Buf, heads: Heads, table: Option<&Buf>, cache: Option<&(Shared<Cache>, usize)>) {
         let format = cache.map_or(0, |(cache, _)| cache_constant(cache.format));
         let flags = [("ROPE", table.is_some()), ("STORE", cache.is_some())];
         let mut constants: Vec<_> = flags.into_iter().map(|(name, set)| (name, u32::from(set))).collect();
@@ -343,7 +332,7 @@ impl<'a> Planner<'a> {
     ) -> Result<()> {
         let chunks = self.shape.chunks;
         let bytes = (self.rows * heads.query * chunks * (heads.dim + 2) * 4) as u64;
-        let split = self.rows <= MOST_SPLIT_ROWS && bytes <= self.device.binding_limit;
+        let split = chunks > 1 && self.rows <= MOST_SPLIT_ROWS && bytes <= self.device.binding_limit;
         if split {
             self.reserve_chunk_sums(bytes)?;
         }
@@ -351,14 +340,19 @@ impl<'a> Planner<'a> {
         let sizes = [heads.dim, heads.query, heads.kv, cache.context, cache.vectors(), batches, chunks];
         let mut params = sizes.map(|x| x as u32).to_vec();
         params.push((1.0 / (heads.dim as f64).sqrt() as f32).to_bits());
-        let constants = vec![("SPLIT", u32::from(split)), ("CACHE", cache_constant(cache.format))];
+        params.push(out.units() as u32);
+        let quantize_here = quantize && !split && heads.dim.is_multiple_of(32) && heads.dim <= 128;
+        let [codes, spans] = self.codes_of(out, quantize_here)?;
+        let flags = [("SPLIT", split), ("QUANTIZE", quantize_here)];
+        let mut constants: Vec<_> = flags.into_iter().map(|(name, set)| (name, u32::from(set))).collect();
+        constants.push(("CACHE", cache_constant(cache.format)));
         let layer = &cache.layers[layer];
         let sums = self.chunk_sums.clone().filter(|_| split);
         let target = sums.as_ref().unwrap_or(&out.floats);
-        let buffers = [self.batch(), &qkv.floats, &layer.keys, &layer.values, &layer.scales, target];
+        let buffers = [codes, spans, self.batch(), &qkv.floats, &layer.keys, &layer.values, &layer.scales, target];
         let workgroups = [if split { chunks } else { 1 }, heads.kv * batches, self.rows];
         self.push((Shader::Attend, constants), params, &buffers, workgroups);
-        self.changed(out);
+        self.now_quantized(out, quantize_here.then_some(Activation::Block));
         if let Some(sums) = &sums {
             self.combine(out, sums, heads.dim, quantize)?;
         }
@@ -413,8 +407,14 @@ fn codes(format: Format) -> Option<Codes> {
     }
 }
 
-/// The `override` constants that say what a format is.
-fn constants(format: Format) -> Vec<(&'static str, u32)> {
+/// The `override` constants that say how a matrix is laid out.
+fn constants(matrix: &Matrix) -> Vec<(&'static str, u32)> {
+    let mut constants = format_constants(matrix.format);
+    constants.push(("TILE", matrix.tile as u32));
+    constants
+}
+
+fn format_constants(format: Format) -> Vec<(&'static str, u32)> {
     let blocks = |group| match group {
         Group::G32 => 1,
         Group::G64 => 2,

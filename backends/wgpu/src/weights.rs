@@ -1,6 +1,6 @@
 //! Weight matrices on the device.
 //!
-//! Tiles of 16 rows by units of 128 columns, as `weights.wgsl` describes: neighbouring threads have
+//! Tiles of 8 or 16 rows by units of 128 columns, as `weights.wgsl` describes: neighbouring threads have
 //! neighbouring rows, so 16 bytes of each row of a tile come before the next 16 bytes. A matrix beyond the
 //! device's largest binding is split into parts by rows.
 
@@ -10,12 +10,12 @@ use trine_backend::{Activation, Codes, Error, Format, Group, HostMatrix, Result,
 
 use crate::device::Device;
 
-/// Rows of a tile.
-pub(crate) const TILE: usize = 16;
 /// Columns of a unit.
 pub(crate) const UNIT: usize = 128;
-/// Segments that the columns of a row are summed in, at most: 256 threads on a tile.
-const SEGMENTS: usize = 16;
+/// Threads that share a tile.
+const THREADS: usize = 256;
+/// From so many rows on, tiles of 16 are enough to keep a large GPU busy; below, tiles of 8 are twice as many.
+const MANY_ROWS: usize = 65536;
 /// Bytes that are packed and sent at a time.
 const BATCH: usize = 16 << 20;
 /// Tiles that one dispatch reaches.
@@ -30,6 +30,8 @@ pub struct Matrix {
     pub(crate) columns: usize,
     pub(crate) format: Format,
     pub(crate) activation: Activation,
+    /// Rows of a tile.
+    pub(crate) tile: usize,
     pub(crate) parts: Vec<Part>,
 }
 
@@ -53,11 +55,12 @@ impl Matrix {
             )));
         }
         let packer = Packer::new(matrix);
-        let tiles = rows.div_ceil(TILE);
+        let tiles = rows.div_ceil(packer.tile);
         let per_part = (device.binding_limit / packer.tile_bytes() as u64).min(MOST_TILES as u64) as usize;
         if per_part == 0 {
             return Err(Error::Unsupported(format!(
-                "16 rows of {columns} columns take {} bytes, and {} has buffers of at most {}",
+                "{} rows of {columns} columns take {} bytes, and {} has buffers of at most {}",
+                packer.tile,
                 packer.tile_bytes(),
                 device.facts.name,
                 device.binding_limit
@@ -68,7 +71,7 @@ impl Matrix {
             let count = per_part.min(tiles - first);
             parts.push(packer.part(device, first, count)?);
         }
-        Ok(Matrix { rows, columns, format, activation: matrix.activation(), parts })
+        Ok(Matrix { rows, columns, format, activation: matrix.activation(), tile: packer.tile, parts })
     }
 
     /// Units of 128 columns.
@@ -78,13 +81,15 @@ impl Matrix {
 
     /// Units that one thread sums in order. It depends on the shape alone, so that the order of sums does.
     pub(crate) fn units_per_segment(&self) -> usize {
-        self.units().div_ceil(SEGMENTS)
+        self.units().div_ceil(THREADS / self.tile)
     }
 }
 
 /// A host matrix and how it is laid out.
 struct Packer<'a> {
     matrix: &'a HostMatrix<'a>,
+    /// Rows of a tile.
+    tile: usize,
     units: usize,
     /// 16-byte pieces of a row in a unit.
     pieces: usize,
@@ -99,11 +104,12 @@ impl<'a> Packer<'a> {
             Format::Int4 { .. } => 4,
             Format::Ternary => 2,
         };
-        Packer { matrix, units: matrix.columns().div_ceil(UNIT), pieces }
+        let tile = if matrix.rows() < MANY_ROWS { 8 } else { 16 };
+        Packer { matrix, tile, units: matrix.columns().div_ceil(UNIT), pieces }
     }
 
     fn tile_bytes(&self) -> usize {
-        self.units * self.pieces * TILE * 16
+        self.units * self.pieces * self.tile * 16
     }
 
     fn part(&self, device: &Device, first: usize, tiles: usize) -> Result<Part> {
@@ -118,8 +124,8 @@ impl<'a> Packer<'a> {
             Ok(Some(buffer))
         };
         let (scales, zeros) = (send(self.scales(first, tiles))?, send(self.zeros(first, tiles))?);
-        let first_row = first * TILE;
-        let rows = (tiles * TILE).min(self.matrix.rows() - first_row);
+        let first_row = first * self.tile;
+        let rows = (tiles * self.tile).min(self.matrix.rows() - first_row);
         Ok(Part { first_row, rows, codes, scales, zeros })
     }
 
@@ -149,8 +155,8 @@ impl<'a> Packer<'a> {
         let mut pieces = out.chunks_exact_mut(16);
         for unit in 0..self.units {
             for piece in 0..self.pieces {
-                for (lane, out) in pieces.by_ref().take(TILE).enumerate() {
-                    let row = tile * TILE + lane;
+                for (lane, out) in pieces.by_ref().take(self.tile).enumerate() {
+                    let row = tile * self.tile + lane;
                     let mut bytes = [0; 16];
                     if row < self.matrix.rows() {
                         self.pack_piece(row, unit * self.pieces + piece, &mut bytes);
@@ -200,7 +206,7 @@ impl<'a> Packer<'a> {
             Codes::Int8(int8) => Some(self.groups(first, tiles, int8.group(), |at| int8.scales()[at])),
             Codes::Ternary(ternary) => {
                 let bits = |row: usize| ternary.scales().get(row).map_or(0, |scale| scale.to_bits());
-                Some((first * TILE..(first + tiles) * TILE).map(bits).collect())
+                Some((first * self.tile..(first + tiles) * self.tile).map(bits).collect())
             }
             Codes::F32(_) | Codes::F16(_) | Codes::Bf16(_) => None,
         }
@@ -226,10 +232,10 @@ impl<'a> Packer<'a> {
             Group::G128 => self.units.div_ceil(2),
             Group::Row => 1,
         };
-        let mut out = Vec::with_capacity(tiles * words * TILE);
+        let mut out = Vec::with_capacity(tiles * words * self.tile);
         for tile in first..first + tiles {
             for word in 0..words {
-                for row in tile * TILE..(tile + 1) * TILE {
+                for row in tile * self.tile..(tile + 1) * self.tile {
                     let half = |at: usize| {
                         let exists = row < self.matrix.rows() && at < groups;
                         if exists { u32::from(value(row * groups + at).to_bits()) } else { 0 }
@@ -275,16 +281,17 @@ mod tests {
 
     #[test]
     fn nibbles_and_ternary_codes_go_where_shaders_look() {
-        let codes: Vec<u8> = (0..16).map(|byte| (2 * byte % 16) | (2 * byte + 1) % 16 << 4).collect();
+        let codes: Vec<u8> = (0..16).map(|byte| (2 * byte % 16) | ((2 * byte + 1) % 16) << 4).collect();
         let mut out = [0; 16];
         pack_int4(&codes, &mut out);
         // Column c has the code c % 16, so columns i and 16 + i are alike.
         assert_eq!(out, std::array::from_fn(|i| (i as u8) << 4 | i as u8));
         let column = |c: usize| (c / 16 + c) as u8 % 3;
-        let codes: Vec<u8> = (0..16).map(|byte| (0..4).fold(0, |b, at| b | column(4 * byte + at) << (2 * at))).collect();
+        let codes: Vec<u8> =
+            (0..16).map(|byte| (0..4).fold(0, |b, at| b | column(4 * byte + at) << (2 * at))).collect();
         pack_ternary(&codes, &mut out);
-        for i in 0..16 {
-            assert_eq!(out[i], (0..4).fold(0, |b, p| b | column(16 * p + i) << (2 * p)), "byte {i}");
+        for (i, &byte) in out.iter().enumerate() {
+            assert_eq!(byte, (0..4).fold(0, |b, p| b | column(16 * p + i) << (2 * p)), "byte {i}");
         }
     }
 }
