@@ -4,7 +4,7 @@ use trine_backend::activation::{self, BLOCK};
 use trine_backend::{Activation, Error, Result};
 
 use crate::isa::Isa;
-use crate::kernels;
+use crate::kernels::{self, Room};
 use crate::pool::{DisjointMut, Pool, chunk};
 
 /// 32 codes of i8, four to a dword, the first in memory first: what a kernel broadcasts.
@@ -22,8 +22,12 @@ pub(crate) struct Scratch {
     scales: Vec<f32>,
     /// `[rows, blocks]`: sums of the codes.
     sums: Vec<i32>,
+    /// `[rows, blocks]`: see [`centre`].
+    centres: Vec<i32>,
     /// `[rows]`: sums of the codes.
     totals: Vec<i32>,
+    /// For each worker, what a product of many tokens works in.
+    rooms: Vec<Room>,
 }
 
 impl Scratch {
@@ -37,12 +41,13 @@ impl Scratch {
         let grown = grow(&mut self.codes, blocks)
             .and_then(|()| grow(&mut self.scales, blocks))
             .and_then(|()| grow(&mut self.sums, blocks))
+            .and_then(|()| grow(&mut self.centres, blocks))
             .and_then(|()| grow(&mut self.totals, rows));
         grown.ok_or_else(none)
     }
 
     /// Quantises `x` `[rows, columns]` as `activation` says; under [`Activation::Float`] the tokens have
-    /// their floats alone.
+    /// their floats alone. Beside the tokens come the workers' rooms.
     ///
     /// # Panics
     /// If the rows were not reserved and there is no memory for them now.
@@ -53,16 +58,18 @@ impl Scratch {
         activation: Activation,
         x: &'a [f32],
         columns: usize,
-    ) -> Tokens<'a> {
+    ) -> (Tokens<'a>, &'a mut Vec<Room>) {
         let (rows, blocks) = (x.len() / columns, columns.div_ceil(BLOCK));
         if activation == Activation::Float {
-            return Tokens { x, columns, blocks, codes: &[], scales: &[], sums: &[], totals: &[] };
+            let none = Tokens { x, columns, blocks, codes: &[], scales: &[], sums: &[], centres: &[], totals: &[] };
+            return (none, &mut self.rooms);
         }
         self.reserve(rows, columns).expect("the activations were reserved at load");
         let quantize = kernels::quantize(isa);
         let workers = pool.threads();
         let (codes, scales) = (&mut self.codes[..rows * blocks], &mut self.scales[..rows * blocks]);
         let (sums, totals) = (&mut self.sums[..rows * blocks], &mut self.totals[..rows]);
+        let centres = DisjointMut::new(&mut self.centres[..rows * blocks]);
         let parts =
             (DisjointMut::new(codes), DisjointMut::new(scales), DisjointMut::new(sums), DisjointMut::new(totals));
         let work = |workers: usize, worker: usize| {
@@ -70,11 +77,12 @@ impl Scratch {
                 let span = row * blocks..(row + 1) * blocks;
                 #[allow(unsafe_code)]
                 // SAFETY: `chunk` gives each row to one worker, and rows do not overlap.
-                let (codes, scales, sums, total) = unsafe {
+                let (codes, scales, sums, centres, total) = unsafe {
                     let (codes, scales) = (parts.0.range(span.clone()), parts.1.range(span.clone()));
-                    (codes, scales, parts.2.range(span), parts.3.range(row..row + 1))
+                    (codes, scales, parts.2.range(span.clone()), centres.range(span), parts.3.range(row..row + 1))
                 };
                 quantize(&x[row * columns..][..columns], activation, codes, scales, sums);
+                centres.iter_mut().zip(&*sums).for_each(|(to, &sum)| *to = centre(sum));
                 total[0] = sums.iter().sum();
             }
         };
@@ -84,7 +92,8 @@ impl Scratch {
             work(1, 0);
         }
         let (codes, scales) = (&self.codes[..rows * blocks], &self.scales[..rows * blocks]);
-        Tokens { x, columns, blocks, codes, scales, sums: &self.sums[..rows * blocks], totals: &self.totals[..rows] }
+        let (sums, centres) = (&self.sums[..rows * blocks], &self.centres[..rows * blocks]);
+        (Tokens { x, columns, blocks, codes, scales, sums, centres, totals: &self.totals[..rows] }, &mut self.rooms)
     }
 }
 
@@ -107,6 +116,7 @@ pub(crate) struct Tokens<'a> {
     codes: &'a [CodeBlock],
     scales: &'a [f32],
     sums: &'a [i32],
+    centres: &'a [i32],
     totals: &'a [i32],
 }
 
@@ -119,6 +129,8 @@ pub(crate) struct Token<'a> {
     pub(crate) scales: &'a [f32],
     /// Sum of the codes of each block.
     pub(crate) sums: &'a [i32],
+    /// [`centre`] of each block.
+    pub(crate) centres: &'a [i32],
     /// Sum of all codes.
     pub(crate) total: i32,
 }
@@ -136,6 +148,7 @@ impl<'a> Tokens<'a> {
             part.codes = &self.codes[first * self.blocks..][..count * self.blocks];
             part.scales = &self.scales[first * self.blocks..][..count * self.blocks];
             part.sums = &self.sums[first * self.blocks..][..count * self.blocks];
+            part.centres = &self.centres[first * self.blocks..][..count * self.blocks];
             part.totals = &self.totals[first..][..count];
         }
         part
@@ -148,6 +161,7 @@ impl<'a> Tokens<'a> {
             codes: &self.codes[token * self.blocks..][..self.blocks],
             scales: &self.scales[token * self.blocks..][..self.blocks],
             sums: &self.sums[token * self.blocks..][..self.blocks],
+            centres: &self.centres[token * self.blocks..][..self.blocks],
             total: self.totals[token],
         }
     }
@@ -157,6 +171,14 @@ impl<'a> Tokens<'a> {
     pub(crate) fn floats(&self, token: usize) -> &'a [f32] {
         &self.x[token * self.columns..][..self.columns]
     }
+}
+
+/// What the int16 pairs of a block's sums with codes 0..=15 start from, so that their sum is that with codes -8..=7:
+/// -4 times the sum of the activations, in both halves of a dword. A half then holds 16 products with codes less 4, less
+/// 4 times the other 16 activations: at most 127 · 16 · (11 + 4) = 30,480.
+pub(crate) fn centre(sum: i32) -> i32 {
+    let half = (-4 * sum) as u16;
+    (u32::from(half) * 0x1_0001) as i32
 }
 
 /// Quantises one token by the definition in [`trine_backend::activation`]: `codes`, `scales` and `sums` of

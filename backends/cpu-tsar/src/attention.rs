@@ -7,17 +7,20 @@
 //! depend on the number of threads or rows. With few rows the chunks are spread over the workers
 //! (flash-decoding: Dao et al., 2023), with many rows whole heads are.
 //!
-//! The query heads of a group are computed together: each key and value is read and widened once for all.
+//! The query heads of a group are computed together, and in prefill those of some rows that follow each other: each
+//! key and value is read and widened once for all of them.
 
 mod kernel;
+
+use std::ops::Range;
 
 use trine_backend::{Heads, Row};
 
 use crate::isa::Isa;
 use crate::kv::Kv;
-use crate::pool::Pool;
+use crate::pool::{DisjointMut, Pool};
 use crate::simd::LANES;
-use kernel::{Chunk, finish, merge};
+use kernel::{Chunk, Partial, finish, merge};
 
 /// Positions of a chunk: a few µs of work, so that a fork is worth it and a context splits well.
 const CHUNK: usize = 256;
@@ -25,6 +28,9 @@ const CHUNK: usize = 256;
 /// Whole heads are given to workers if there are so many for each of them; with fewer, the last worker to
 /// finish would keep the others waiting, and chunks are given out instead.
 const HEADS_PER_WORKER: usize = 4;
+
+/// Query heads that are computed together at most, unless one row has more: their scores of a chunk take 32 KB.
+const BLOCK_HEADS: usize = 32;
 
 /// Multiply-adds below which the caller works alone: some 3 µs.
 const SERIAL_LIMIT: usize = 64 * 1024;
@@ -40,32 +46,41 @@ pub(crate) struct Scratch {
 /// One worker's own.
 #[derive(Debug, Default)]
 struct Worker {
-    /// Scaled queries of a group, padded: `[group, stride]`.
+    /// Scaled queries of a block, padded: `[rows, group, stride]`.
     queries: Vec<f32>,
-    /// Scores, then weights: `[group, CHUNK]`.
+    /// Scores, then weights: `[rows, group, CHUNK]`.
     scores: Vec<f32>,
+    /// Positions of a chunk that each row sees.
+    lens: Vec<usize>,
     /// Widened vectors.
     tile: Vec<f32>,
-    /// The partial result of one chunk, and that of all before it.
+    /// The partial results of one chunk, and those of all before it.
     chunk: Vec<f32>,
     head: Vec<f32>,
 }
 
-/// Length of a partial result: `[values: group x stride | highest: group | total: group]`.
+/// Length of the partial results of a row: `[values: group x stride | highest: group | total: group]`.
 fn partial_len(heads: Heads) -> usize {
     heads.group() * (heads.dim.next_multiple_of(LANES) + 2)
+}
+
+/// Rows that are computed together at most.
+fn block_rows(heads: Heads) -> usize {
+    (BLOCK_HEADS / heads.group()).max(1)
 }
 
 impl Scratch {
     fn fit(&mut self, threads: usize, heads: Heads, context: usize) {
         self.workers.resize_with(threads, Worker::default);
         let (stride, partial) = (heads.dim.next_multiple_of(LANES), partial_len(heads));
+        let rows = block_rows(heads);
         for worker in &mut self.workers {
-            grow(&mut worker.queries, heads.group() * stride);
-            grow(&mut worker.scores, heads.group() * CHUNK);
+            grow(&mut worker.queries, rows * heads.group() * stride);
+            grow(&mut worker.scores, rows * heads.group() * CHUNK);
+            worker.lens.reserve(rows);
             grow(&mut worker.tile, kernel::TILE * stride);
-            grow(&mut worker.chunk, partial);
-            grow(&mut worker.head, partial);
+            grow(&mut worker.chunk, rows * partial);
+            grow(&mut worker.head, rows * partial);
         }
         grow(&mut self.partials, HEADS_PER_WORKER * threads * context.div_ceil(CHUNK) * partial);
     }
@@ -86,6 +101,8 @@ struct Call<'a> {
     kv: &'a Kv,
     layer: usize,
     heads: Heads,
+    /// Rows that are computed together at most.
+    block: usize,
 }
 
 /// `out[r]` (`[heads, dim]`) is the attention of row `r`'s query heads over positions `0..=position` of its
@@ -104,17 +121,32 @@ pub(crate) fn attend(
 ) {
     kv.expect(heads);
     assert_eq!((out.len(), qkv.len()), (rows.len() * heads.query_width(), rows.len() * heads.fused_width()));
-    let call = Call { isa, rows, qkv, kv, layer, heads };
     scratch.fit(pool.threads(), heads, kv.shape().context);
     let width = heads.group() * heads.dim;
     let pairs = rows.len() * heads.kv;
     let work = rows.iter().map(|row| row.position as usize + 1).sum::<usize>() * heads.query_width() * 2;
     let chunks = rows.iter().map(chunks_of).max().unwrap_or(0);
+    // Blocks small enough that there are some for every worker.
+    let wanted = HEADS_PER_WORKER * pool.threads();
+    let block = (pairs / wanted).clamp(1, block_rows(heads));
+    let call = Call { isa, rows, qkv, kv, layer, heads, block };
     if pool.threads() == 1 || work < SERIAL_LIMIT {
+        let call = Call { block: block_rows(heads), ..call };
         let worker = &mut scratch.workers[0];
-        out.chunks_exact_mut(width).enumerate().for_each(|(pair, out)| call.whole_head(pair, out, worker));
-    } else if chunks == 1 || pairs >= HEADS_PER_WORKER * pool.threads() {
-        pool.each(out, width, &mut scratch.workers, |pair, out, worker| call.whole_head(pair, out, worker));
+        let out = DisjointMut::new(out);
+        for block in call.blocks() {
+            (0..heads.kv).for_each(|head| call.whole_block(&block, head, &out, worker));
+        }
+    } else if chunks == 1 || pairs >= wanted {
+        let out = DisjointMut::new(out);
+        let blocks = call.blocks().count();
+        // Blocks of no size: all that is wanted is each number once.
+        let mut items = vec![(); blocks * heads.kv];
+        pool.each(&mut items, 1, &mut scratch.workers, |item, _, worker| {
+            // Those that see most come first: a long one at the end would keep everybody waiting.
+            let block = call.blocks().nth(blocks - 1 - item / heads.kv).expect("the blocks were counted");
+            call.whole_block(&block, item % heads.kv, &out, worker);
+        });
     } else {
         let partial = partial_len(heads);
         let partials = &mut scratch.partials[..pairs * chunks * partial];
@@ -135,27 +167,58 @@ fn chunks_of(row: &Row) -> usize {
 }
 
 impl Call<'_> {
-    /// All chunks of a (row, kv head) pair, into its part of the output.
-    fn whole_head(&self, pair: usize, out: &mut [f32], worker: &mut Worker) {
-        let partial = partial_len(self.heads);
-        self.load_queries(pair, worker);
-        for chunk in 0..chunks_of(&self.rows[pair / self.heads.kv]) {
-            let Worker { queries, scores, tile, chunk: part, head } = worker;
-            let into = if chunk == 0 { &mut head[..partial] } else { &mut part[..partial] };
-            self.compute(pair, chunk, queries, scores, tile, into);
-            if chunk > 0 {
-                merge(self.isa, self.heads, &mut head[..partial], &part[..partial]);
-            }
-        }
-        finish(self.isa, self.heads, &worker.head[..partial], out);
+    /// Rows that are computed together: neighbours of one sequence.
+    fn blocks(&self) -> impl Iterator<Item = Range<usize>> {
+        let mut start = 0;
+        std::iter::from_fn(move || {
+            let sequence = self.rows.get(start)?.sequence;
+            let same = self.rows[start..].iter().take(self.block).take_while(|row| row.sequence == sequence).count();
+            let block = start..start + same;
+            start = block.end;
+            Some(block)
+        })
     }
 
-    /// One chunk of a pair, if its row reaches so far.
+    /// All chunks of some rows for one key/value head, into their parts of the output. Nobody else may be given
+    /// them.
+    fn whole_block(&self, rows: &Range<usize>, head: usize, out: &DisjointMut<'_, f32>, worker: &mut Worker) {
+        let (group, dim) = (self.heads.group(), self.heads.dim);
+        let (heads, len) = (rows.len() * group, rows.len() * partial_len(self.heads));
+        let Worker { queries, scores, lens, tile, chunk: part, head: all } = worker;
+        self.load_queries(rows, head, queries);
+        let mut all = Partial::of(&mut all[..len], heads);
+        let chunks = self.rows[rows.clone()].iter().map(chunks_of).max().unwrap_or(0);
+        for chunk in 0..chunks {
+            self.see(rows, chunk, lens);
+            if chunk == 0 {
+                let all = all.heads(0, heads);
+                self.compute(rows.start, head, chunk, queries, scores, lens, tile, all);
+                continue;
+            }
+            let mut part = Partial::of(&mut part[..len], heads);
+            self.compute(rows.start, head, chunk, queries, scores, lens, tile, part.heads(0, heads));
+            for (row, _) in lens.iter().enumerate().filter(|&(_, &len)| len > 0) {
+                merge(self.isa, all.heads(row * group, group), part.heads(row * group, group).shared());
+            }
+        }
+        for (at, row) in rows.clone().enumerate() {
+            let start = (row * self.heads.kv + head) * group * dim;
+            #[allow(unsafe_code)]
+            // SAFETY: rows and heads are given to one worker, and their outputs do not overlap.
+            let out = unsafe { out.range(start..start + group * dim) };
+            finish(self.isa, dim, all.heads(at * group, group).shared(), out);
+        }
+    }
+
+    /// One chunk of a (row, key/value head) pair, if its row reaches so far.
     fn one_chunk(&self, pair: usize, chunk: usize, partial: &mut [f32], worker: &mut Worker) {
-        if chunk < chunks_of(&self.rows[pair / self.heads.kv]) {
-            self.load_queries(pair, worker);
-            let Worker { queries, scores, tile, .. } = worker;
-            self.compute(pair, chunk, queries, scores, tile, partial);
+        let (row, head) = (pair / self.heads.kv, pair % self.heads.kv);
+        if chunk < chunks_of(&self.rows[row]) {
+            let Worker { queries, scores, lens, tile, .. } = worker;
+            self.load_queries(&(row..row + 1), head, queries);
+            self.see(&(row..row + 1), chunk, lens);
+            let partial = Partial::of(partial, self.heads.group());
+            self.compute(row, head, chunk, queries, scores, lens, tile, partial);
         }
     }
 
@@ -167,44 +230,55 @@ impl Call<'_> {
         out: &mut [f32],
         worker: &mut Worker,
     ) {
-        let head = &mut worker.head[..partial_len(self.heads)];
+        let group = self.heads.group();
+        let all = &mut worker.head[..partial_len(self.heads)];
         for chunk in 0..chunks_of(&self.rows[pair / self.heads.kv]) {
             let part = partials.next().expect("a partial result for each chunk");
             match chunk {
-                0 => head.copy_from_slice(part),
-                _ => merge(self.isa, self.heads, head, part),
+                0 => all.copy_from_slice(part),
+                _ => merge(self.isa, Partial::of(all, group), Partial::read(part, group)),
             }
         }
-        finish(self.isa, self.heads, head, out);
+        finish(self.isa, self.heads.dim, Partial::read(all, group), out);
     }
 
-    /// Copies a pair's queries, times `1 / sqrt(dim)`, to padded vectors.
-    fn load_queries(&self, pair: usize, worker: &mut Worker) {
-        let Heads { kv, dim, .. } = self.heads;
-        let (row, head, group) = (pair / kv, pair % kv, self.heads.group());
+    /// Copies the queries of rows and a group, times `1 / sqrt(dim)`, to padded vectors.
+    fn load_queries(&self, rows: &Range<usize>, head: usize, queries: &mut [f32]) {
+        let Heads { dim, .. } = self.heads;
+        let (group, stride) = (self.heads.group(), self.kv.stride());
         let scale = (1.0 / (dim as f64).sqrt()) as f32;
-        let from = &self.qkv[row * self.heads.fused_width() + head * group * dim..][..group * dim];
-        let stride = self.kv.stride();
-        for (to, from) in worker.queries.chunks_exact_mut(stride).zip(from.chunks_exact(dim)) {
-            to[..dim].iter_mut().zip(from).for_each(|(to, from)| *to = from * scale);
-            to[dim..].fill(0.0);
+        for (row, queries) in rows.clone().zip(queries.chunks_exact_mut(group * stride)) {
+            let from = &self.qkv[row * self.heads.fused_width() + head * group * dim..][..group * dim];
+            for (to, from) in queries.chunks_exact_mut(stride).zip(from.chunks_exact(dim)) {
+                to[..dim].iter_mut().zip(from).for_each(|(to, from)| *to = from * scale);
+                to[dim..].fill(0.0);
+            }
         }
     }
 
+    /// How many positions of a chunk each row sees.
+    fn see(&self, rows: &Range<usize>, chunk: usize, lens: &mut Vec<usize>) {
+        lens.clear();
+        let ends = self.rows[rows.clone()].iter().map(|row| row.position as usize + 1);
+        lens.extend(ends.map(|end| end.saturating_sub(chunk * CHUNK).min(CHUNK)));
+    }
+
+    #[allow(clippy::too_many_arguments)] // A worker's memory is lent part by part.
     fn compute(
         &self,
-        pair: usize,
+        row: usize,
+        head: usize,
         chunk: usize,
         queries: &[f32],
         scores: &mut [f32],
+        lens: &[usize],
         tile: &mut [f32],
-        partial: &mut [f32],
+        partial: Partial<&mut [f32]>,
     ) {
-        let (row, head) = (self.rows[pair / self.heads.kv], pair % self.heads.kv);
-        let positions = chunk * CHUNK..(row.position as usize + 1).min((chunk + 1) * CHUNK);
-        let len = positions.len();
-        let [keys, values] = self.kv.vectors(self.layer, row.sequence, head, positions);
-        let stride = self.kv.stride();
-        self.isa.run(Chunk { keys, values, len, stride, group: self.heads.group(), queries, scores, tile, partial });
+        let longest = lens.iter().copied().max().unwrap_or(0);
+        let positions = chunk * CHUNK..chunk * CHUNK + longest;
+        let [keys, values] = self.kv.vectors(self.layer, self.rows[row].sequence, head, positions);
+        let (stride, group) = (self.kv.stride(), self.heads.group());
+        self.isa.run(Chunk { keys, values, lens, stride, group, queries, scores, tile, partial });
     }
 }

@@ -6,6 +6,7 @@ use std::str::FromStr;
 use pulp::NullaryFnOnce;
 use trine_backend::{Error, Result};
 
+use crate::kernels;
 use crate::topology;
 
 /// How the CPU backend runs.
@@ -45,13 +46,17 @@ pub enum Isa {
     Plain,
     /// x86-64-v3: AVX2, FMA, BMI and what comes with them (Intel since Haswell, AMD since Zen).
     Avx2,
+    /// x86-64-v3 and AVX-VNNI: products of bytes in one instruction (Intel's hybrid CPUs since Alder Lake).
+    AvxVnni,
+    /// x86-64-v4 and AVX-512 VNNI (AMD since Zen 4, Intel servers).
+    Avx512,
     /// aarch64's Advanced SIMD.
     Neon,
 }
 
 impl Isa {
     /// All of them, the best last.
-    pub const ALL: [Isa; 3] = [Isa::Plain, Isa::Avx2, Isa::Neon];
+    pub const ALL: [Isa; 5] = [Isa::Plain, Isa::Avx2, Isa::AvxVnni, Isa::Avx512, Isa::Neon];
 
     /// The best that this CPU has.
     pub fn detect() -> Self {
@@ -64,6 +69,8 @@ impl Isa {
             Isa::Plain => true,
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 => pulp::x86::V3::is_available(),
+            #[cfg(target_arch = "x86_64")]
+            Isa::AvxVnni | Isa::Avx512 => kernels::has_vnni(self),
             #[cfg(target_arch = "aarch64")]
             Isa::Neon => pulp::aarch64::Neon::is_available(),
             #[allow(unreachable_patterns)] // Every architecture lacks another one.
@@ -76,7 +83,7 @@ impl Isa {
     #[inline(always)]
     pub(crate) fn vectorize<Op: NullaryFnOnce>(self, op: Op) -> Op::Output {
         #[cfg(target_arch = "x86_64")]
-        if let (Isa::Avx2, Some(simd)) = (self, pulp::x86::V3::try_new()) {
+        if let (Isa::Avx2 | Isa::AvxVnni | Isa::Avx512, Some(simd)) = (self, pulp::x86::V3::try_new()) {
             return simd.vectorize(op);
         }
         op.call()
@@ -88,6 +95,8 @@ impl fmt::Display for Isa {
         f.write_str(match self {
             Isa::Plain => "plain",
             Isa::Avx2 => "avx2",
+            Isa::AvxVnni => "avx-vnni",
+            Isa::Avx512 => "avx512",
             Isa::Neon => "neon",
         })
     }
@@ -98,7 +107,9 @@ impl FromStr for Isa {
 
     fn from_str(name: &str) -> Result<Self> {
         let found = Isa::ALL.into_iter().find(|isa| isa.to_string() == name);
-        found.ok_or_else(|| Error::Invalid(format!("'{name}' is no instruction set: it is one of plain, avx2, neon")))
+        found.ok_or_else(|| {
+            Error::Invalid(format!("'{name}' is no instruction set: it is one of plain, avx2, avx-vnni, avx512, neon"))
+        })
     }
 }
 
@@ -111,7 +122,7 @@ mod tests {
         for isa in Isa::ALL {
             assert_eq!(isa.to_string().parse::<Isa>().unwrap(), isa);
         }
-        assert!("avx512".parse::<Isa>().unwrap_err().to_string().contains("plain, avx2, neon"));
+        assert!("sse2".parse::<Isa>().unwrap_err().to_string().contains("plain, avx2, avx-vnni, avx512, neon"));
     }
 
     #[test]

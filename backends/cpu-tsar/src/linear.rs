@@ -6,7 +6,7 @@ use trine_backend::{Activation, HostMatrix, Result};
 
 use crate::activations::{Scratch, Tokens};
 use crate::isa::Isa;
-use crate::kernels::{self, Family, Job, KernelInfo, MAX_OUTPUTS, Outputs};
+use crate::kernels::{self, Family, Job, KernelInfo, MAX_OUTPUTS, Outputs, Room, Run};
 use crate::pool::{DisjointMut, Pool, chunk};
 use crate::weights::{TILE, Weight};
 
@@ -18,8 +18,14 @@ const FORK: usize = 1 << 15;
 /// matrix go past them.
 const CACHED: usize = 128 << 10;
 
+/// Parts of a sweep that each worker should have, so that an odd one makes little difference.
+const PARTS: usize = 4;
+
+/// Tiles below which a sweep is not cut for more parts: the tables cost as much as some 80 rows.
+const LEAST_SWEEP: usize = 64;
+
 /// Tiles that a thread's share is a multiple of: what the kernels take at once.
-const SHARE: usize = 2;
+const SHARE: usize = 4;
 
 /// `out = W · x` for each of `rows` tokens: `x` is `[rows, columns of W]`, `out` is `[rows, rows of W]`.
 /// The outputs do not depend on the number of threads, nor a token's on the other tokens.
@@ -36,7 +42,7 @@ pub(crate) fn linear(
     out: &mut [f32],
 ) {
     assert_eq!((x.len(), out.len()), (rows * weight.columns(), rows * weight.rows()));
-    let tokens = scratch.quantize(pool, isa, weight.activation(), x, weight.columns());
+    let (tokens, rooms) = scratch.quantize(pool, isa, weight.activation(), x, weight.columns());
     let product = Product {
         weight,
         kernels: kernels::kernels(isa, Family::from(weight.layout().format)),
@@ -44,10 +50,28 @@ pub(crate) fn linear(
         out: DisjointMut::new(out),
     };
     let (tiles, workers) = (weight.rows().div_ceil(TILE), pool.threads());
+    let sweep = kernels::sweep_for(product.kernels, rows);
+    let swept = sweep.map_or(0, |(_, swept)| swept);
+    if sweep.is_some() && rooms.len() < workers {
+        // By the first large step, and not after.
+        rooms.resize_with(workers, Room::default);
+    }
+    let rooms = DisjointMut::new(rooms);
+    let work = |workers: usize, worker: usize| {
+        if let Some((kernel, swept)) = sweep {
+            #[allow(unsafe_code)]
+            // SAFETY: each worker number is given out once, so nobody else has its room.
+            let room = &mut unsafe { rooms.range(worker..worker + 1) }[0];
+            product.sweep(kernel, swept, workers, worker, room);
+        }
+        if swept < rows {
+            product.tiles(chunk(tiles, workers, worker, SHARE), swept..rows);
+        }
+    };
     if workers > 1 && rows * weight.tiles().len() >= FORK {
-        pool.run(&|worker| product.tiles(chunk(tiles, workers, worker, SHARE)));
+        pool.run(&|worker| work(workers, worker));
     } else {
-        product.tiles(0..tiles);
+        work(1, 0);
     }
 }
 
@@ -61,16 +85,51 @@ struct Product<'a> {
 }
 
 impl Product<'_> {
-    /// Computes the rows of some tiles for all tokens. A tile may be given to one thread only.
-    fn tiles(&self, tiles: Range<usize>) {
+    /// A worker's part of the first `swept` tokens: groups of tokens times groups of tiles. Groups of tokens go past the
+    /// same tiles one after the other, so that a matrix comes from memory once.
+    fn sweep(&self, kernel: &KernelInfo, swept: usize, workers: usize, worker: usize, room: &mut Room) {
+        let tiles = self.weight.rows().div_ceil(TILE);
+        let groups = swept.div_ceil(kernel.tokens);
+        // Every worker should have some parts, unless the tables of small ones would cost more than they save.
+        let parts =
+            tiles.div_ceil(kernel.tiles).max((PARTS * workers).div_ceil(groups).min(tiles / LEAST_SWEEP)).max(1);
+        for part in chunk(groups * parts, workers, worker, 1) {
+            let first = part % groups * kernel.tokens;
+            self.sweep_part(
+                kernel,
+                chunk(tiles, parts, part / groups, 1),
+                first..(first + kernel.tokens).min(swept),
+                room,
+            );
+        }
+    }
+
+    /// Runs a sweep and copies the outputs of rows and tokens that exist to their places.
+    fn sweep_part(&self, kernel: &KernelInfo, tiles: Range<usize>, tokens: Range<usize>, room: &mut Room) {
+        let Run::Sweep(run) = kernel.run else { unreachable!("chosen because it is a sweep") };
+        let layout = self.weight.layout();
+        for first in tiles.clone().step_by(kernel.tiles) {
+            let last = (first + kernel.tiles).min(tiles.end);
+            let bytes = &self.weight.tiles()[first * layout.tile_bytes..last * layout.tile_bytes];
+            let job = Job { layout, tiles: bytes, tokens: self.tokens.slice(tokens.start, tokens.len()) };
+            let mut outputs = std::mem::take(&mut room.outputs);
+            run(&job, room, &mut outputs[..last - first]);
+            for (tile, outputs) in (first..last).zip(&outputs) {
+                self.store(tile, tokens.start, &outputs[..tokens.len()]);
+            }
+            room.outputs = outputs;
+        }
+    }
+
+    /// Computes the rows of some tiles for some tokens. A tile may be given to one thread only.
+    fn tiles(&self, tiles: Range<usize>, tokens: Range<usize>) {
         let bytes = match self.weight.activation() {
             Activation::Float => size_of::<f32>() * self.weight.columns(),
             Activation::Token | Activation::Block => self.weight.columns(),
         };
         let most = (CACHED / bytes).clamp(MAX_OUTPUTS, 128) / MAX_OUTPUTS * MAX_OUTPUTS;
-        let count = self.tokens.len();
-        for first in (0..count).step_by(most) {
-            self.some_tokens(tiles.clone(), first..(first + most).min(count));
+        for first in tokens.clone().step_by(most) {
+            self.some_tokens(tiles.clone(), first..(first + most).min(tokens.end));
         }
     }
 
@@ -95,7 +154,7 @@ impl Product<'_> {
 
     /// The first kernel that is not larger than what is left.
     fn kernel(&self, tiles: usize, tokens: usize) -> &'static KernelInfo {
-        let fits = |kernel: &&KernelInfo| kernel.tiles <= tiles && kernel.tokens <= tokens;
+        let fits = |kernel: &&KernelInfo| !kernel.is_sweep() && kernel.tiles <= tiles && kernel.tokens <= tokens;
         self.kernels.iter().find(fits).expect("the last kernel takes one tile and one token")
     }
 
@@ -105,16 +164,22 @@ impl Product<'_> {
         let tiles = &self.weight.tiles()[tile * layout.tile_bytes..][..kernel.tiles * layout.tile_bytes];
         let mut outputs = [Outputs::default(); MAX_OUTPUTS];
         let outputs = &mut outputs[..kernel.tiles * kernel.tokens];
-        kernel.run(&Job { layout, tiles, tokens: self.tokens.slice(token, kernel.tokens) }, outputs);
+        let Run::Tiles(run) = kernel.run else { unreachable!("sweeps are not chosen for single tiles") };
+        run(&Job { layout, tiles, tokens: self.tokens.slice(token, kernel.tokens) }, outputs);
         for (tile, outputs) in (tile..).zip(outputs.chunks_exact(kernel.tokens)) {
-            let rows = tile * TILE..((tile + 1) * TILE).min(self.weight.rows());
-            for (token, outputs) in (token..).zip(outputs) {
-                let start = token * self.weight.rows();
-                #[allow(unsafe_code)]
-                // SAFETY: a tile is given to one thread, so nobody else holds these rows of any token.
-                let out = unsafe { self.out.range(start + rows.start..start + rows.end) };
-                out.copy_from_slice(&outputs[..rows.len()]);
-            }
+            self.store(tile, token, outputs);
+        }
+    }
+
+    /// Copies a tile's outputs for the tokens from `token` on to their places.
+    fn store(&self, tile: usize, token: usize, outputs: &[Outputs]) {
+        let rows = tile * TILE..((tile + 1) * TILE).min(self.weight.rows());
+        for (token, outputs) in (token..).zip(outputs) {
+            let start = token * self.weight.rows();
+            #[allow(unsafe_code)]
+            // SAFETY: a tile is given to one thread for a token, so nobody else holds these rows of it.
+            let out = unsafe { self.out.range(start + rows.start..start + rows.end) };
+            out.copy_from_slice(&outputs[..rows.len()]);
         }
     }
 }

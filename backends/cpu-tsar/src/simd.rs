@@ -35,7 +35,7 @@ impl Isa {
     #[inline(always)]
     pub(crate) fn run(self, kernel: impl Kernel) {
         #[cfg(target_arch = "x86_64")]
-        if let (Isa::Avx2, Some(simd)) = (self, pulp::x86::V3::try_new()) {
+        if let (Isa::Avx2 | Isa::AvxVnni | Isa::Avx512, Some(simd)) = (self, pulp::x86::V3::try_new()) {
             return simd.vectorize(With { simd, kernel });
         }
         #[cfg(target_arch = "aarch64")]

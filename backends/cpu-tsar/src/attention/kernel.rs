@@ -4,7 +4,6 @@
 #![allow(clippy::needless_range_loop)]
 
 use pulp::NullaryFnOnce;
-use trine_backend::Heads;
 
 use super::CHUNK;
 use crate::isa::Isa;
@@ -17,26 +16,69 @@ pub(super) const TILE: usize = 16;
 
 type Lanes = [f32; LANES];
 
-/// The partial result of `len` positions.
+/// The partial results of some rows over one chunk of positions.
 pub(super) struct Chunk<'a> {
-    /// `[len, stride]`.
+    /// `[positions, stride]`, as many as the longest of `lens`.
     pub(super) keys: Vectors<'a>,
-    /// `[len, stride]`.
+    /// The same of values.
     pub(super) values: Vectors<'a>,
-    /// At most [`CHUNK`].
-    pub(super) len: usize,
+    /// For each row, how many of the positions it sees; at most [`CHUNK`].
+    pub(super) lens: &'a [usize],
     /// Padded length of a vector.
     pub(super) stride: usize,
-    /// Query heads.
+    /// Query heads of a row.
     pub(super) group: usize,
-    /// `[group, stride]`, scaled.
+    /// `[rows, group, stride]`, scaled.
     pub(super) queries: &'a [f32],
-    /// Working memory, `[group, CHUNK]`.
+    /// Working memory, `[rows, group, CHUNK]`.
     pub(super) scores: &'a mut [f32],
     /// Working memory, `[TILE, stride]`.
     pub(super) tile: &'a mut [f32],
-    /// The result, `[values: group x stride | highest: group | total: group]`.
-    pub(super) partial: &'a mut [f32],
+    /// The results of `[rows, group]`.
+    pub(super) partial: Partial<&'a mut [f32]>,
+}
+
+/// Partial results of some query heads.
+pub(super) struct Partial<S> {
+    /// `[heads, stride]`: sums of the values, weighted with `e^(score - highest)`.
+    values: S,
+    /// `[heads]`.
+    highest: S,
+    /// `[heads]`: sums of the weights.
+    total: S,
+}
+
+impl<'a> Partial<&'a mut [f32]> {
+    /// In memory of `heads * (stride + 2)`.
+    pub(super) fn of(memory: &'a mut [f32], heads: usize) -> Self {
+        let (values, sums) = memory.split_at_mut(memory.len() - 2 * heads);
+        let (highest, total) = sums.split_at_mut(heads);
+        Partial { values, highest, total }
+    }
+
+    /// The `count` heads from `first` on.
+    pub(super) fn heads(&mut self, first: usize, count: usize) -> Partial<&mut [f32]> {
+        let stride = self.values.len() / self.total.len();
+        Partial {
+            values: &mut self.values[first * stride..(first + count) * stride],
+            highest: &mut self.highest[first..first + count],
+            total: &mut self.total[first..first + count],
+        }
+    }
+
+    /// To read only.
+    pub(super) fn shared(&self) -> Partial<&[f32]> {
+        Partial { values: self.values, highest: self.highest, total: self.total }
+    }
+}
+
+impl<'a> Partial<&'a [f32]> {
+    /// From memory of `heads * (stride + 2)`.
+    pub(super) fn read(memory: &'a [f32], heads: usize) -> Self {
+        let (values, sums) = memory.split_at(memory.len() - 2 * heads);
+        let (highest, total) = sums.split_at(heads);
+        Partial { values, highest, total }
+    }
 }
 
 impl Kernel for Chunk<'_> {
@@ -63,16 +105,22 @@ impl Kernel for Chunk<'_> {
 }
 
 impl Chunk<'_> {
-    /// `scores[g][p] = queries[g] · keys[p]`.
+    /// Positions that any row sees.
+    fn longest(&self) -> usize {
+        self.lens.iter().copied().max().unwrap_or(0)
+    }
+
+    /// `scores[h][p] = queries[h] · keys[p]`.
     #[inline(always)]
     fn score<C: Cell>(&mut self, simd: impl Simd, keys: &[C]) {
         let stride = self.stride;
-        for start in (0..self.len).step_by(TILE) {
-            let tile = (self.len - start).min(TILE);
+        let longest = self.longest();
+        for start in (0..longest).step_by(TILE) {
+            let tile = (longest - start).min(TILE);
             let keys = C::widen(&keys[start * stride..(start + tile) * stride], self.tile);
-            for_heads(self.group, |g, together| {
-                let queries = &self.queries[g * stride..];
-                let scores = &mut self.scores[g * CHUNK + start..];
+            for_heads(self.lens, self.group, start, |h, together, seen| {
+                let (queries, keys) = (&self.queries[h * stride..], &keys[..seen * stride]);
+                let scores = &mut self.scores[h * CHUNK + start..];
                 match together {
                     4 => dots::<4>(simd, queries, keys, stride, scores),
                     2 => dots::<2>(simd, queries, keys, stride, scores),
@@ -82,10 +130,12 @@ impl Chunk<'_> {
         }
     }
 
-    /// `scores[g][p] *= scales[p]`.
+    /// `scores[h][p] *= scales[p]`.
     #[inline(always)]
     fn scale(&mut self, scales: &[f32]) {
-        for scores in self.scores.chunks_exact_mut(CHUNK).take(self.group) {
+        let heads = self.lens.len() * self.group;
+        for (h, scores) in self.scores.chunks_exact_mut(CHUNK).take(heads).enumerate() {
+            let scores = &mut scores[..self.lens[h / self.group]];
             scores.iter_mut().zip(scales).for_each(|(score, scale)| *score *= scale);
         }
     }
@@ -93,29 +143,30 @@ impl Chunk<'_> {
     /// Turns scores into weights `e^(score - highest)`; the highest and the weights' sum go to the result.
     #[inline(always)]
     fn softmax(&mut self) {
-        let group = self.group;
-        let (highest, total) = self.partial[group * self.stride..].split_at_mut(group);
-        for (g, scores) in self.scores.chunks_exact_mut(CHUNK).take(group).enumerate() {
-            let scores = &mut scores[..self.len];
-            highest[g] = max(scores);
+        let heads = self.lens.len() * self.group;
+        for (h, scores) in self.scores.chunks_exact_mut(CHUNK).take(heads).enumerate() {
+            let scores = &mut scores[..self.lens[h / self.group]];
+            let highest = max(scores);
             for score in &mut *scores {
-                *score = math::exp(*score - highest[g]);
+                *score = math::exp(*score - highest);
             }
-            total[g] = math::sum(scores, |weight| weight) as f32;
+            self.partial.highest[h] = highest;
+            self.partial.total[h] = math::sum(scores, |weight| weight) as f32;
         }
     }
 
-    /// `partial[g] = Σ scores[g][p] · values[p]`.
+    /// `values[h] = Σ scores[h][p] · values[p]`.
     #[inline(always)]
     fn weigh<C: Cell>(&mut self, simd: impl Simd, values: &[C]) {
         let stride = self.stride;
-        self.partial[..self.group * stride].fill(0.0);
-        for start in (0..self.len).step_by(TILE) {
-            let tile = (self.len - start).min(TILE);
+        let longest = self.longest();
+        self.partial.values.fill(0.0);
+        for start in (0..longest).step_by(TILE) {
+            let tile = (longest - start).min(TILE);
             let values = C::widen(&values[start * stride..(start + tile) * stride], self.tile);
-            for_heads(self.group, |g, together| {
-                let weights = &self.scores[g * CHUNK + start..];
-                let sums = &mut self.partial[g * stride..];
+            for_heads(self.lens, self.group, start, |h, together, seen| {
+                let (weights, values) = (&self.scores[h * CHUNK + start..], &values[..seen * stride]);
+                let sums = &mut self.partial.values[h * stride..];
                 match together {
                     4 => weighted_sums::<4>(simd, weights, values, stride, sums),
                     2 => weighted_sums::<2>(simd, weights, values, stride, sums),
@@ -126,18 +177,33 @@ impl Chunk<'_> {
     }
 }
 
-/// Calls `task(first head, 4, 2 or 1 heads)` until all heads of a group have been covered.
+/// Calls `task(first head, 4, 2 or 1 heads, positions that they see)` until all heads of all rows that see any of the
+/// [`TILE`] positions from `start` on have been covered. Rows that see equally many go together, so that groups of
+/// any size fill the registers.
 #[inline(always)]
-fn for_heads(group: usize, mut task: impl FnMut(usize, usize)) {
-    let mut g = 0;
-    while g < group {
-        let together = match group - g {
-            4.. => 4,
-            2..=3 => 2,
-            _ => 1,
-        };
-        task(g, together);
-        g += together;
+fn for_heads(lens: &[usize], group: usize, start: usize, mut task: impl FnMut(usize, usize, usize)) {
+    let seen = |row: usize| lens[row].saturating_sub(start).min(TILE);
+    let mut row = 0;
+    while row < lens.len() {
+        let positions = seen(row);
+        let first = row * group;
+        row += 1;
+        while row < lens.len() && seen(row) == positions {
+            row += 1;
+        }
+        if positions == 0 {
+            continue;
+        }
+        let mut head = first;
+        while head < row * group {
+            let together = match row * group - head {
+                4.. => 4,
+                2..=3 => 2,
+                _ => 1,
+            };
+            task(head, together, positions);
+            head += together;
+        }
     }
 }
 
@@ -315,15 +381,14 @@ fn widen_f16(bits: u16) -> f32 {
     f32::from_bits(widened | (bits & 0x8000) << 16)
 }
 
-/// Merges the partial result of the next chunk into that of the chunks before it.
-pub(super) fn merge(isa: Isa, heads: Heads, into: &mut [f32], next: &[f32]) {
-    isa.vectorize(Merge { group: heads.group(), into, next });
+/// Merges the partial results of the next chunk into those of the chunks before it.
+pub(super) fn merge(isa: Isa, into: Partial<&mut [f32]>, next: Partial<&[f32]>) {
+    isa.vectorize(Merge { into, next });
 }
 
 struct Merge<'a> {
-    group: usize,
-    into: &'a mut [f32],
-    next: &'a [f32],
+    into: Partial<&'a mut [f32]>,
+    next: Partial<&'a [f32]>,
 }
 
 impl NullaryFnOnce for Merge<'_> {
@@ -331,32 +396,31 @@ impl NullaryFnOnce for Merge<'_> {
 
     #[inline(always)]
     fn call(self) {
-        let group = self.group;
-        let stride = self.next.len() / group - 2;
-        let (values, sums) = self.into.split_at_mut(group * stride);
-        let (next_values, next_sums) = self.next.split_at(group * stride);
-        for g in 0..group {
-            let (highest, next_highest) = (sums[g], next_sums[g]);
+        let Merge { into, next } = self;
+        let heads = next.total.len();
+        let stride = next.values.len() / heads;
+        for h in 0..heads {
+            let (highest, next_highest) = (into.highest[h], next.highest[h]);
             let both = highest.max(next_highest);
             let (keep, add) = (math::exp(highest - both), math::exp(next_highest - both));
-            sums[g] = both;
-            sums[group + g] = sums[group + g] * keep + next_sums[group + g] * add;
-            let next = &next_values[g * stride..(g + 1) * stride];
-            for (value, next) in values[g * stride..(g + 1) * stride].iter_mut().zip(next) {
+            into.highest[h] = both;
+            into.total[h] = into.total[h] * keep + next.total[h] * add;
+            let next = &next.values[h * stride..(h + 1) * stride];
+            for (value, next) in into.values[h * stride..(h + 1) * stride].iter_mut().zip(next) {
                 *value = *value * keep + next * add;
             }
         }
     }
 }
 
-/// Divides by the weights' sum: `out` is `[group, dim]`.
-pub(super) fn finish(isa: Isa, heads: Heads, partial: &[f32], out: &mut [f32]) {
-    isa.vectorize(Finish { heads, partial, out });
+/// Divides by the weights' sum: `out` is `[heads, dim]`.
+pub(super) fn finish(isa: Isa, dim: usize, partial: Partial<&[f32]>, out: &mut [f32]) {
+    isa.vectorize(Finish { dim, partial, out });
 }
 
 struct Finish<'a> {
-    heads: Heads,
-    partial: &'a [f32],
+    dim: usize,
+    partial: Partial<&'a [f32]>,
     out: &'a mut [f32],
 }
 
@@ -365,11 +429,10 @@ impl NullaryFnOnce for Finish<'_> {
 
     #[inline(always)]
     fn call(self) {
-        let (group, dim) = (self.heads.group(), self.heads.dim);
-        let stride = self.partial.len() / group - 2;
-        let (values, sums) = self.partial.split_at(group * stride);
-        for (g, (out, values)) in self.out.chunks_exact_mut(dim).zip(values.chunks_exact(stride)).enumerate() {
-            let scale = 1.0 / sums[group + g];
+        let Partial { values, total, .. } = self.partial;
+        let stride = values.len() / total.len();
+        for (h, (out, values)) in self.out.chunks_exact_mut(self.dim).zip(values.chunks_exact(stride)).enumerate() {
+            let scale = 1.0 / total[h];
             out.iter_mut().zip(values).for_each(|(out, value)| *out = value * scale);
         }
     }

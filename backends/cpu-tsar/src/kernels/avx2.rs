@@ -10,12 +10,13 @@
 mod dense;
 mod int4;
 mod int8;
+mod lookup;
 mod quantize;
 mod ternary;
 
 use std::arch::x86_64::{__m128i, __m256, __m256i};
 
-use super::{Family, Job, KernelInfo, Outputs};
+use super::{Family, Job, KernelInfo, LANES, Outputs, Room, Run, SWEEP};
 use crate::activations::CodeBlock;
 use crate::isa::Isa;
 
@@ -36,15 +37,16 @@ pulp::simd_type!({
 
 /// A table entry: `$body` is an `#[inline(always)]` function of `(Simd, &Job, &mut [Outputs])`.
 macro_rules! kernel {
-    ($name:literal, $family:ident, $tiles:literal x $tokens:literal, $body:expr, $reason:literal) => {
+    ($name:literal, $family:ident, $tiles:literal x $tokens:literal, $cycles:literal, $body:expr, $reason:literal) => {
         KernelInfo {
             name: $name,
             isa: Isa::Avx2,
             family: Family::$family,
             tiles: $tiles,
             tokens: $tokens,
+            cycles: $cycles,
             reason: $reason,
-            run: |job, out| {
+            run: Run::Tiles(|job, out| {
                 // Not a closure: the shim through which one is called is not always inlined, and without
                 // that its body is compiled for the baseline CPU.
                 struct Op<'a> {
@@ -62,32 +64,62 @@ macro_rules! kernel {
                 }
                 let simd = Simd::try_new().expect("the kernels are chosen for CPUs that have AVX2");
                 simd.vectorize(Op { simd, job, out });
-            },
+            }),
         }
     };
 }
 
+/// [`lookup::sweep`] compiled with AVX2.
+fn sweep(job: &Job<'_>, room: &mut Room, out: &mut [[Outputs; LANES]]) {
+    struct Op<'a> {
+        simd: Simd,
+        job: &'a Job<'a>,
+        room: &'a mut Room,
+        out: &'a mut [[Outputs; LANES]],
+    }
+    impl pulp::NullaryFnOnce for Op<'_> {
+        type Output = ();
+
+        #[inline(always)]
+        fn call(self) {
+            lookup::sweep(self.simd, self.job, self.room, self.out);
+        }
+    }
+    let simd = Simd::try_new().expect("the kernels are chosen for CPUs that have AVX2");
+    simd.vectorize(Op { simd, job, room, out });
+}
+
 /// By family; then by tokens, then by tiles, both falling.
-pub(super) static KERNELS: [KernelInfo; 14] = [
-    kernel!("avx2-ternary-2x4", Ternary, 2 x 4, ternary::prefill::<2, 4>,
+pub(super) static KERNELS: [KernelInfo; 15] = [
+    KernelInfo {
+        name: "avx2-ternary-lookup",
+        isa: Isa::Avx2,
+        family: Family::Ternary,
+        tiles: SWEEP,
+        tokens: LANES,
+        cycles: 4.5,
+        reason: "81 sums of four activations for 32 tokens at once; a code byte is an index, and an addition 64 multiply-adds",
+        run: Run::Sweep(sweep),
+    },
+    kernel!("avx2-ternary-2x4", Ternary, 2 x 4, 6.7, ternary::prefill::<2, 4>,
         "8 sums in registers; codes unpacked once for 4 tokens, activations broadcast once for 16 rows"),
-    kernel!("avx2-ternary-1x4", Ternary, 1 x 4, ternary::prefill::<1, 4>, "an odd last tile"),
-    kernel!("avx2-ternary-2x1", Ternary, 2 x 1, ternary::decode::<2>,
+    kernel!("avx2-ternary-1x4", Ternary, 1 x 4, 8.0, ternary::prefill::<1, 4>, "an odd last tile"),
+    kernel!("avx2-ternary-2x1", Ternary, 2 x 1, 9.1, ternary::decode::<2>,
         "one shift for four codes; two tiles share the broadcasts; prefetches the next two"),
-    kernel!("avx2-ternary-1x1", Ternary, 1 x 1, ternary::decode::<1>, "an odd last tile"),
-    kernel!("avx2-int4-2x2", Int4, 2 x 2, int4::product::<2, 2>,
-        "4 int32 and 4 float sums in registers; codes unpacked once for 2 tokens, broadcasts shared by 16 rows"),
-    kernel!("avx2-int4-1x2", Int4, 1 x 2, int4::product::<1, 2>, "an odd last tile"),
-    kernel!("avx2-int4-2x1", Int4, 2 x 1, int4::product::<2, 1>,
+    kernel!("avx2-ternary-1x1", Ternary, 1 x 1, 11.0, ternary::decode::<1>, "an odd last tile"),
+    kernel!("avx2-int4-2x4", Int4, 2 x 4, 12.0, int4::product::<2, 4>,
+        "codes unpacked once for 4 tokens, broadcasts shared by 16 rows; 8 int16 sums in registers, the float sums in L1"),
+    kernel!("avx2-int4-1x4", Int4, 1 x 4, 13.0, int4::product::<1, 4>, "an odd last tile"),
+    kernel!("avx2-int4-2x1", Int4, 2 x 1, 20.0, int4::product::<2, 1>,
         "two tiles share the broadcasts and hide each other's latency; prefetches the next two"),
-    kernel!("avx2-int4-1x1", Int4, 1 x 1, int4::product::<1, 1>, "an odd last tile"),
-    kernel!("avx2-int8-2x4", Int8, 2 x 4, int8::product::<2, 4>, "activations broadcast once for 16 rows"),
-    kernel!("avx2-int8-1x4", Int8, 1 x 4, int8::product::<1, 4>, "an odd last tile"),
-    kernel!("avx2-int8-2x1", Int8, 2 x 1, int8::product::<2, 1>,
+    kernel!("avx2-int4-1x1", Int4, 1 x 1, 22.0, int4::product::<1, 1>, "an odd last tile"),
+    kernel!("avx2-int8-2x4", Int8, 2 x 4, 21.0, int8::product::<2, 4>, "activations broadcast once for 16 rows"),
+    kernel!("avx2-int8-1x4", Int8, 1 x 4, 23.0, int8::product::<1, 4>, "an odd last tile"),
+    kernel!("avx2-int8-2x1", Int8, 2 x 1, 31.0, int8::product::<2, 1>,
         "two tiles share the broadcasts; prefetches the next two"),
-    kernel!("avx2-int8-1x1", Int8, 1 x 1, int8::product::<1, 1>, "an odd last tile"),
-    kernel!("avx2-dense-1x2", Dense, 1 x 2, dense::product::<2>, "8 sums in registers; weights converted once for both tokens"),
-    kernel!("avx2-dense-1x1", Dense, 1 x 1, dense::product::<1>, "bound by memory"),
+    kernel!("avx2-int8-1x1", Int8, 1 x 1, 33.0, int8::product::<1, 1>, "an odd last tile"),
+    kernel!("avx2-dense-1x2", Dense, 1 x 2, 60.0, dense::product::<2>, "8 sums in registers; weights converted once for both tokens"),
+    kernel!("avx2-dense-1x1", Dense, 1 x 1, 80.0, dense::product::<1>, "bound by memory"),
 ];
 
 /// The tiles of a job.
@@ -106,17 +138,19 @@ struct Activations<'a, const T: usize> {
     codes: [&'a [CodeBlock]; T],
     scales: [&'a [f32]; T],
     sums: [&'a [i32]; T],
+    centres: [&'a [i32]; T],
 }
 
 #[inline(always)]
 fn activations<'a, const T: usize>(job: &Job<'a>) -> Activations<'a, T> {
-    let mut all = Activations { codes: [&[]; T], scales: [&[]; T], sums: [&[]; T] };
+    let mut all = Activations { codes: [&[]; T], scales: [&[]; T], sums: [&[]; T], centres: [&[]; T] };
     let blocks = job.layout.blocks;
     for t in 0..T {
         let token = job.tokens.token(t);
         all.codes[t] = &token.codes[..blocks];
         all.scales[t] = &token.scales[..blocks];
         all.sums[t] = &token.sums[..blocks];
+        all.centres[t] = &token.centres[..blocks];
     }
     all
 }
@@ -152,8 +186,14 @@ fn halves(simd: Simd, bytes: &[u8; 16]) -> __m256 {
 /// Asks for the cache line at the same place in the tiles that follow the job's.
 #[inline(always)]
 fn prefetch_next(simd: Simd, job: &Job<'_>, at: &[u8]) {
+    prefetch_line(simd, at.as_ptr().wrapping_add(job.tiles.len()));
+}
+
+/// Asks for a cache line; it need not exist.
+#[inline(always)]
+fn prefetch_line(simd: Simd, at: *const u8) {
     const T1: i32 = std::arch::x86_64::_MM_HINT_T1;
-    simd.sse._mm_prefetch::<T1>(at.as_ptr().wrapping_add(job.tiles.len()).cast());
+    simd.sse._mm_prefetch::<T1>(at.cast());
 }
 
 #[inline(always)]

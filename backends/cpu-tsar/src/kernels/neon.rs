@@ -12,21 +12,22 @@ mod lanes;
 
 use self::lanes::Lanes;
 use super::blocks::{self, Dot, Sums};
-use super::{Family, KernelInfo};
+use super::{Family, KernelInfo, Run};
 use crate::activations::CodeBlock;
 use crate::isa::Isa;
 use crate::weights::TILE;
 
 macro_rules! kernel {
-    ($name:literal, $family:ident, $tokens:literal, $run:expr, $reason:literal) => {
+    ($name:literal, $family:ident, $tokens:literal, $cycles:literal, $run:expr, $reason:literal) => {
         KernelInfo {
             name: $name,
             isa: Isa::Neon,
             family: Family::$family,
             tiles: 1,
             tokens: $tokens,
+            cycles: $cycles,
             reason: $reason,
-            run: $run,
+            run: Run::Tiles($run),
         }
     };
 }
@@ -37,21 +38,37 @@ pub(super) static KERNELS: [KernelInfo; 7] = [
         "neon-ternary-4",
         Ternary,
         4,
+        24.0,
         blocks::ternary::<Neon, 4>,
         "16 sums in registers; codes unpacked once for 4 tokens"
     ),
-    kernel!("neon-ternary-1", Ternary, 1, blocks::ternary::<Neon, 1>, "one tile has sums enough to hide the latency"),
-    kernel!("neon-int4-4", Int4, 4, blocks::int4::<Neon, 4>, "16 sums in registers; codes unpacked once for 4 tokens"),
-    kernel!("neon-int4-1", Int4, 1, blocks::int4::<Neon, 1>, "one tile has sums enough to hide the latency"),
+    kernel!(
+        "neon-ternary-1",
+        Ternary,
+        1,
+        32.0,
+        blocks::ternary::<Neon, 1>,
+        "one tile has sums enough to hide the latency"
+    ),
+    kernel!(
+        "neon-int4-4",
+        Int4,
+        4,
+        34.0,
+        blocks::int4::<Neon, 4>,
+        "16 sums in registers; codes unpacked once for 4 tokens"
+    ),
+    kernel!("neon-int4-1", Int4, 1, 42.0, blocks::int4::<Neon, 1>, "one tile has sums enough to hide the latency"),
     kernel!(
         "neon-int8-2",
         Int8,
         2,
+        36.0,
         blocks::int8::<Neon, 2>,
         "8 sums and 8 products in registers; codes loaded once for 2 tokens"
     ),
-    kernel!("neon-int8-1", Int8, 1, blocks::int8::<Neon, 1>, "bound by memory"),
-    kernel!("neon-dense", Dense, 1, blocks::dense, "plain code, which the compiler turns into NEON"),
+    kernel!("neon-int8-1", Int8, 1, 40.0, blocks::int8::<Neon, 1>, "bound by memory"),
+    kernel!("neon-dense", Dense, 1, 80.0, blocks::dense, "plain code, which the compiler turns into NEON"),
 ];
 
 /// Integer sums by NEON.

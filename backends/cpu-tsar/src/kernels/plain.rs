@@ -1,7 +1,7 @@
 //! Kernels in plain code, for CPUs that have nothing better and as the check on those that do.
 
 use super::blocks::{self, Dot, Sums};
-use super::{Family, KernelInfo};
+use super::{Family, KernelInfo, Run};
 use crate::activations::CodeBlock;
 use crate::isa::Isa;
 use crate::weights::TILE;
@@ -14,8 +14,9 @@ pub(super) static KERNELS: [KernelInfo; 4] = [
         family: Family::Ternary,
         tiles: 1,
         tokens: 1,
+        cycles: 400.0,
         reason: "one tile, so that its sums stay in registers where there are few",
-        run: blocks::ternary::<Plain, 1>,
+        run: Run::Tiles(blocks::ternary::<Plain, 1>),
     },
     KernelInfo {
         name: "plain-int4",
@@ -23,8 +24,9 @@ pub(super) static KERNELS: [KernelInfo; 4] = [
         family: Family::Int4,
         tiles: 1,
         tokens: 1,
+        cycles: 400.0,
         reason: "one tile, so that its sums stay in registers where there are few",
-        run: blocks::int4::<Plain, 1>,
+        run: Run::Tiles(blocks::int4::<Plain, 1>),
     },
     KernelInfo {
         name: "plain-int8",
@@ -32,8 +34,9 @@ pub(super) static KERNELS: [KernelInfo; 4] = [
         family: Family::Int8,
         tiles: 1,
         tokens: 1,
+        cycles: 500.0,
         reason: "one tile, so that its sums stay in registers where there are few",
-        run: blocks::int8::<Plain, 1>,
+        run: Run::Tiles(blocks::int8::<Plain, 1>),
     },
     KernelInfo {
         name: "plain-dense",
@@ -41,8 +44,9 @@ pub(super) static KERNELS: [KernelInfo; 4] = [
         family: Family::Dense,
         tiles: 1,
         tokens: 1,
+        cycles: 900.0,
         reason: "32 partial sums, which the compiler keeps in vectors",
-        run: blocks::dense,
+        run: Run::Tiles(blocks::dense),
     },
 ];
 

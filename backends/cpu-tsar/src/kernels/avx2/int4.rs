@@ -60,10 +60,14 @@ fn groups<const H: usize, const R: usize, const T: usize>(simd: Simd, job: &Job<
                 prefetch_next(simd, job, &codes[r][64..]);
             }
         }
+        let mut starts = [simd.avx._mm256_setzero_si256(); T];
         for t in 0..T {
             broadcasts[t] = &tokens.codes[t][block];
+            if H == 2 * TILE {
+                starts[t] = broadcast(simd, tokens.centres[t][block]);
+            }
         }
-        let pairs = multiply_block(simd, codes, broadcasts);
+        let pairs = multiply_block(simd, codes, broadcasts, starts);
         for t in 0..T {
             add_block::<H, R, T>(simd, &headers, &pairs, &tokens, block, t, &mut sums);
         }
@@ -95,15 +99,17 @@ fn part<const H: usize>(header: &[u8; H], at: usize) -> &[u8; 2 * TILE] {
     header[at..].first_chunk().expect("the header has this part")
 }
 
-/// The products of a block in int16 pairs: 8 times 2 · 15 · 127 = 3810 fits.
+/// The products of a block in int16 pairs, each token's from its own start: 8 times 2 · 15 · 127 = 3810 fits, and from
+/// [`crate::activations::centre`] too.
 #[inline(always)]
 fn multiply_block<const R: usize, const T: usize>(
     simd: Simd,
     codes: [&[u8; BLOCK_BYTES]; R],
     activations: [&[i32; 8]; T],
+    starts: [__m256i; T],
 ) -> [[__m256i; T]; R] {
     let mask = simd.avx._mm256_set1_epi8(15);
-    let mut pairs = [[simd.avx._mm256_setzero_si256(); T]; R];
+    let mut pairs = [starts; R];
     for vector in 0..4 {
         let mut low = [simd.avx._mm256_setzero_si256(); R];
         let mut high = low;
@@ -124,7 +130,7 @@ fn multiply_block<const R: usize, const T: usize>(
     pairs
 }
 
-/// Corrects a block's sums of one token for the zero, scales them and adds them up.
+/// Corrects a block's sums of one token for the zero (where they did not start from it), scales and adds them up.
 #[inline(always)]
 fn add_block<const H: usize, const R: usize, const T: usize>(
     simd: Simd,
@@ -139,9 +145,6 @@ fn add_block<const H: usize, const R: usize, const T: usize>(
     let sum = broadcast(simd, tokens.sums[t][block]);
     for r in 0..R {
         let mut product = add_pairs(simd, pairs[r][t]);
-        if H == 2 * TILE {
-            product = simd.avx2._mm256_sub_epi32(product, simd.avx2._mm256_slli_epi32::<3>(sum));
-        }
         if H == 3 * TILE {
             // Points are at most 16 and |sums| at most 32 · 127: both fit in the lower int16 of a dword,
             // and the upper one of the points is 0.

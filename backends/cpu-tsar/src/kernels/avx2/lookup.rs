@@ -1,0 +1,226 @@
+//! Ternary products of many tokens by table look-up: T-SAR's AP dataflow in software.
+//!
+//! Lanes are tokens. A code byte names one of 81 signed sums of four activations; for half a block of columns the
+//! sums of all tokens are built once (4 tables, 81 of 171 entries of a cache line used, 21 KB: they stay in the L1
+//! cache) and then all rows go past them, one 256-bit addition for 64 multiply-adds. Nothing is unpacked: the byte
+//! of the layout that decode multiplies is the index here. After T-SAR (arXiv 2511.13676), which keeps such tables
+//! in registers, and Vec-LUT, which makes tokens the lanes.
+
+use std::arch::x86_64::{__m128i, __m256, __m256i};
+
+use super::{Simd, floats};
+use crate::activations::CodeBlock;
+use crate::kernels::{HALF_TABLES, Job, LANES, Lanes, Outputs, Room, TABLE, Wide};
+use crate::weights::TILE;
+
+/// Blocks whose sums fit in int16: |Σ t·a| is at most 8 · 32 · 127 = 32,512.
+const FLUSH: usize = 8;
+
+/// Some tiles times up to [`LANES`] tokens.
+#[inline(always)]
+pub(super) fn sweep(simd: Simd, job: &Job<'_>, room: &mut Room, out: &mut [[Outputs; LANES]]) {
+    let blocks = job.layout.blocks;
+    let rows = out.len() * TILE;
+    let Room { tables, narrow, wide, .. } = room;
+    let (narrow, wide) = (&mut narrow[..rows], &mut wide[..rows]);
+    for first in (0..blocks).step_by(FLUSH) {
+        for block in first..(first + FLUSH).min(blocks) {
+            for half in 0..2 {
+                build_tables(simd, job, block, half, tables);
+                if block == first && half == 0 {
+                    add_half::<true>(simd, job, block, half, tables, narrow);
+                } else {
+                    add_half::<false>(simd, job, block, half, tables, narrow);
+                }
+            }
+        }
+        if first == 0 {
+            flush::<true>(simd, narrow, wide);
+        } else {
+            flush::<false>(simd, narrow, wide);
+        }
+    }
+    let token_scales = token_scales(job);
+    for (tile, (wide, out)) in wide.as_chunks::<TILE>().0.iter().zip(out).enumerate() {
+        let scales = job.tile(tile).first_chunk::<{ 4 * TILE }>().expect("a tile has a header");
+        scale(simd, wide, pulp::cast(*scales), &token_scales, out);
+    }
+}
+
+/// The tables of half a block: number `i` is for byte `i` of the rows' dwords.
+#[inline(always)]
+fn build_tables(simd: Simd, job: &Job<'_>, block: usize, half: usize, tables: &mut [Lanes; HALF_TABLES]) {
+    for part in 0..LANES / 16 {
+        let columns = columns(simd, job, block, half, 16 * part);
+        for byte in 0..4 {
+            let table = tables[byte * TABLE..].first_chunk_mut::<TABLE>().expect("there is room for all tables");
+            build_table(simd, table, part, [columns[byte], columns[byte + 4], columns[byte + 8], columns[byte + 12]]);
+        }
+    }
+}
+
+/// Entry `c0 + 4·c1 + 16·c2 + 64·c3` is the sum of `(c - 1) · x` over the four columns.
+#[inline(always)]
+fn build_table(simd: Simd, table: &mut [Lanes; TABLE], part: usize, x: [__m256i; 4]) {
+    let s = simd.avx2;
+    let zero = simd.avx._mm256_setzero_si256();
+    let mut low = [zero; 9];
+    let minus = [s._mm256_sub_epi16(zero, x[0]), zero, x[0]];
+    let second = [s._mm256_sub_epi16(zero, x[1]), zero, x[1]];
+    for c1 in 0..3 {
+        for c0 in 0..3 {
+            low[3 * c1 + c0] = s._mm256_add_epi16(second[c1], minus[c0]);
+        }
+    }
+    let mut high = s._mm256_sub_epi16(s._mm256_sub_epi16(zero, x[2]), x[3]);
+    for c3 in 0..3 {
+        let mut sum = high;
+        for c2 in 0..3 {
+            for c1 in 0..3 {
+                for c0 in 0..3 {
+                    let entry = s._mm256_add_epi16(sum, low[3 * c1 + c0]);
+                    table[c0 + 4 * c1 + 16 * c2 + 64 * c3].0[part] = pulp::cast(entry);
+                }
+            }
+            sum = s._mm256_add_epi16(sum, x[2]);
+        }
+        high = s._mm256_add_epi16(high, x[3]);
+    }
+}
+
+/// The activations of 16 columns of the 16 tokens from `first` on, one lane for each; those past the last token are 0.
+#[inline(always)]
+fn columns(simd: Simd, job: &Job<'_>, block: usize, half: usize, first: usize) -> [__m256i; 16] {
+    let mut bytes: [__m128i; 16] = [simd.sse2._mm_setzero_si128(); 16];
+    for token in first..job.tokens.len().min(first + 16) {
+        let codes: &CodeBlock = &job.tokens.token(token).codes[block];
+        bytes[token - first] = pulp::cast(*codes.as_chunks::<4>().0[half].first_chunk::<4>().expect("half a block"));
+    }
+    // Interleaving row i with row i + 8 four times transposes 16 x 16 bytes.
+    for _ in 0..4 {
+        let rows = bytes;
+        for i in 0..8 {
+            bytes[2 * i] = simd.sse2._mm_unpacklo_epi8(rows[i], rows[i + 8]);
+            bytes[2 * i + 1] = simd.sse2._mm_unpackhi_epi8(rows[i], rows[i + 8]);
+        }
+    }
+    let mut columns = [simd.avx._mm256_setzero_si256(); 16];
+    for i in 0..16 {
+        columns[i] = simd.avx2._mm256_cvtepi8_epi16(bytes[i]);
+    }
+    columns
+}
+
+/// Adds half a block to each row's int16 sums, or starts them with it.
+#[inline(always)]
+fn add_half<const START: bool>(
+    simd: Simd,
+    job: &Job<'_>,
+    block: usize,
+    half: usize,
+    tables: &[Lanes; HALF_TABLES],
+    narrow: &mut [Lanes],
+) {
+    let (stride, at) = (job.layout.tile_bytes, job.layout.header + block * job.layout.block_bytes + 32 * half);
+    for (tile, sums) in job.tiles.chunks_exact(stride).zip(narrow.as_chunks_mut::<TILE>().0) {
+        // What comes next in this tile, wanted when all tiles have gone past the tables.
+        super::prefetch_line(simd, tile.as_ptr().wrapping_add(at + 64));
+        let codes: &[u8; 32] = tile[at..].first_chunk().expect("a block has all of its codes");
+        let (dwords, _) = codes.as_chunks::<4>();
+        for row in 0..TILE {
+            add_row::<START>(simd, u32::from_le_bytes(dwords[row]), tables, &mut sums[row]);
+        }
+    }
+}
+
+#[inline(always)]
+fn add_row<const START: bool>(simd: Simd, codes: u32, tables: &[Lanes; HALF_TABLES], sums: &mut Lanes) {
+    let mut indices = [0; 4];
+    for byte in 0..4 {
+        indices[byte] = byte * TABLE + usize::from((codes >> (8 * byte)) as u8);
+    }
+    for part in 0..LANES / 16 {
+        let first =
+            simd.avx2._mm256_add_epi16(pulp::cast(tables[indices[0]].0[part]), pulp::cast(tables[indices[1]].0[part]));
+        let second =
+            simd.avx2._mm256_add_epi16(pulp::cast(tables[indices[2]].0[part]), pulp::cast(tables[indices[3]].0[part]));
+        let mut sum = simd.avx2._mm256_add_epi16(first, second);
+        if !START {
+            sum = simd.avx2._mm256_add_epi16(sum, pulp::cast(sums.0[part]));
+        }
+        sums.0[part] = pulp::cast(sum);
+    }
+}
+
+/// Adds the int16 sums to the int32 ones, or starts those with them.
+#[inline(always)]
+fn flush<const START: bool>(simd: Simd, narrow: &[Lanes], wide: &mut [Wide]) {
+    for (narrow, wide) in narrow.iter().zip(wide) {
+        for part in 0..LANES / 8 {
+            let eight = narrow.0[part / 2].as_chunks::<8>().0[part % 2];
+            let mut sum = simd.avx2._mm256_cvtepi16_epi32(pulp::cast(eight));
+            if !START {
+                sum = simd.avx2._mm256_add_epi32(sum, pulp::cast(wide.0[part]));
+            }
+            wide.0[part] = pulp::cast(sum);
+        }
+    }
+}
+
+/// The tokens' scales, one lane each.
+#[inline(always)]
+fn token_scales(job: &Job<'_>) -> [[f32; 8]; LANES / 8] {
+    let mut scales = [[0.0; 8]; LANES / 8];
+    for token in 0..job.tokens.len() {
+        scales[token / 8][token % 8] = job.tokens.token(token).scales[0];
+    }
+    scales
+}
+
+/// `sum · (s_row · s_token)`, turned from `[row][token]` to `[token][row]`.
+#[inline(always)]
+fn scale(
+    simd: Simd,
+    wide: &[Wide; TILE],
+    rows: [f32; TILE],
+    tokens: &[[f32; 8]; LANES / 8],
+    out: &mut [Outputs; LANES],
+) {
+    for part in 0..LANES / 8 {
+        let tokens = floats(tokens[part]);
+        let mut lanes = [simd.avx._mm256_setzero_ps(); TILE];
+        for row in 0..TILE {
+            let scale = simd.avx._mm256_mul_ps(simd.avx._mm256_set1_ps(rows[row]), tokens);
+            lanes[row] = simd.avx._mm256_mul_ps(simd.avx._mm256_cvtepi32_ps(pulp::cast(wide[row].0[part])), scale);
+        }
+        let turned = transpose(simd, lanes);
+        for token in 0..8 {
+            out[8 * part + token] = pulp::cast(turned[token]);
+        }
+    }
+}
+
+/// Interleaves floats of rows `i` and `i + 4` three times, which transposes 8 x 8 (with the 128-bit halves that
+/// AVX interleaves apart put together last).
+#[inline(always)]
+fn transpose(simd: Simd, rows: [__m256; 8]) -> [__m256; 8] {
+    let s = simd.avx;
+    let mut pairs = rows;
+    for i in 0..4 {
+        pairs[2 * i] = s._mm256_unpacklo_ps(rows[2 * i], rows[2 * i + 1]);
+        pairs[2 * i + 1] = s._mm256_unpackhi_ps(rows[2 * i], rows[2 * i + 1]);
+    }
+    let mut quads = pairs;
+    for i in 0..2 {
+        quads[4 * i] = s._mm256_shuffle_ps::<0x44>(pairs[4 * i], pairs[4 * i + 2]);
+        quads[4 * i + 1] = s._mm256_shuffle_ps::<0xee>(pairs[4 * i], pairs[4 * i + 2]);
+        quads[4 * i + 2] = s._mm256_shuffle_ps::<0x44>(pairs[4 * i + 1], pairs[4 * i + 3]);
+        quads[4 * i + 3] = s._mm256_shuffle_ps::<0xee>(pairs[4 * i + 1], pairs[4 * i + 3]);
+    }
+    let mut turned = quads;
+    for i in 0..4 {
+        turned[i] = s._mm256_permute2f128_ps::<0x20>(quads[i], quads[i + 4]);
+        turned[i + 4] = s._mm256_permute2f128_ps::<0x31>(quads[i], quads[i + 4]);
+    }
+    turned
+}
