@@ -1,0 +1,81 @@
+// out = W · x for few tokens. A workgroup has one tile of rows; its threads split the columns into
+// segments, each summed in order by one thread for one row, and then add up the segments in order.
+requires packed_4x8_integer_dot_product;
+
+struct Params {
+    units: u32,
+    units_per_segment: u32,
+    // Of this part of the matrix: its first row, its rows; and the rows of the whole.
+    first_row: u32,
+    rows: u32,
+    stride: u32,
+}
+
+override BIAS: bool = false;
+
+@group(0) @binding(0) var<uniform> params: Params;
+@group(0) @binding(1) var<storage, read> batch: Batch;
+@group(0) @binding(7) var<storage, read> bias: array<f32>;
+@group(0) @binding(8) var<storage, read_write> out: array<f32>;
+
+//#include batch
+//#include weights
+//#include FORMAT
+//#include activations
+//#include TOKENS
+//#include products
+
+var<workgroup> sums: array<Values, 256>;
+
+fn add_block(sum: Values, block: Block, token: u32, at: u32, scale: f32, zero: f32) -> Values {
+    let spans = token_spans(token, at);
+    let product = weigh(token_dots(block, token, at), spans.sum, Values(scale), Values(zero));
+    return add_product(sum, product, spans.scale);
+}
+
+@compute @workgroup_size(256)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
+    let lane = thread % TILE;
+    let segment = thread / TILE;
+    let tile = group.x;
+    let token = group.y * TOKENS;
+    var sum = Values();
+    let last = params.units - 1u;
+    let start = segment * params.units_per_segment;
+    let end = min(start + params.units_per_segment, params.units);
+    // The next unit is on its way while one is multiplied.
+    var next = load_unit(first_piece(tile, lane, min(start, last)));
+    var next_scale = unit_scales(tile, lane, min(start, last));
+    for (var unit = start; unit < end; unit++) {
+        let blocks = blocks_of(next);
+        let scale = next_scale;
+        let zero = unit_zeros(tile, lane, unit);
+        next = load_unit(first_piece(tile, lane, min(unit + 1u, last)));
+        next_scale = unit_scales(tile, lane, min(unit + 1u, last));
+        sum = add_block(sum, blocks.a, token, 4u * unit, scale.x, zero.x);
+        sum = add_block(sum, blocks.b, token, 4u * unit + 1u, scale.y, zero.y);
+        sum = add_block(sum, blocks.c, token, 4u * unit + 2u, scale.z, zero.z);
+        sum = add_block(sum, blocks.d, token, 4u * unit + 3u, scale.w, zero.w);
+    }
+    sums[thread] = sum;
+    workgroupBarrier();
+    let row = tile * TILE + lane;
+    if (segment > 0u || row >= params.rows) {
+        return;
+    }
+    var total = Values();
+    // Segments past the last column are zero.
+    for (var at = lane; at < 256u; at += 4u * TILE) {
+        total += sums[at];
+        total += sums[at + TILE];
+        total += sums[at + 2u * TILE];
+        total += sums[at + 3u * TILE];
+    }
+    if (!SCALED) {
+        total = finish(total, Values(bitcast<f32>(scales[row])), token_spans(token, 0u).scale);
+    }
+    if (BIAS) {
+        total += bias[params.first_row + row];
+    }
+    store(token, params.first_row + row, total);
+}
