@@ -12,20 +12,27 @@ use crate::{Error, Result};
 
 #[cfg(feature = "cpu-tsar")]
 pub use trine_cpu_tsar::CpuTsar;
+#[cfg(feature = "wgpu")]
+pub use trine_wgpu::Wgpu;
 
 use crate::hub;
 
 cfg_if::cfg_if! {
-    if #[cfg(feature = "cpu-tsar")] {
+    if #[cfg(feature = "wgpu")] {
+        /// The backend that the program runs on.
+        pub type Active = Wgpu;
+    } else if #[cfg(feature = "cpu-tsar")] {
         /// The backend that the program runs on.
         pub type Active = CpuTsar;
     } else {
-        compile_error!("trine needs a backend: build it with --features cpu-tsar");
+        compile_error!("trine needs a backend: build it with --features cpu-tsar or wgpu");
     }
 }
 
 /// The names of the backends that were compiled in, the active one first.
 pub const COMPILED: &[&str] = &[
+    #[cfg(feature = "wgpu")]
+    Wgpu::NAME,
     #[cfg(feature = "cpu-tsar")]
     CpuTsar::NAME,
 ];
@@ -104,6 +111,15 @@ impl Compiled for CpuTsar {
     }
 }
 
+#[cfg(feature = "wgpu")]
+impl Compiled for Wgpu {
+    const TAKES: Takes = Takes { cpu: false, device: true };
+
+    fn options(settings: &Settings) -> Result<Self::Options> {
+        Ok(trine_wgpu::Options { device: settings.device.clone(), ..trine_wgpu::Options::default() })
+    }
+}
+
 /// Not for use, but always there to compare with.
 impl Compiled for Oracle {
     const TAKES: Takes = Takes { cpu: false, device: false };
@@ -128,6 +144,8 @@ pub trait Job {
 /// [`Error::Usage`] if there is none; the line names those that there are.
 pub fn on<J: Job>(name: &str, job: J) -> Result<J::Output> {
     match name {
+        #[cfg(feature = "wgpu")]
+        Wgpu::NAME => Ok(job.run::<Wgpu>()),
         #[cfg(feature = "cpu-tsar")]
         CpuTsar::NAME => Ok(job.run::<CpuTsar>()),
         Oracle::NAME => Ok(job.run::<Oracle>()),
@@ -144,6 +162,8 @@ pub fn on<J: Job>(name: &str, job: J) -> Result<J::Output> {
 #[macro_export]
 macro_rules! each_backend {
     ($callback:ident) => {
+        #[cfg(feature = "wgpu")]
+        $callback!(wgpu, $crate::backend::Wgpu);
         #[cfg(feature = "cpu-tsar")]
         $callback!(cpu_tsar, $crate::backend::CpuTsar);
     };
