@@ -169,6 +169,48 @@ macro_rules! each_backend {
     };
 }
 
+/// Whether this program can download models: it was built with the feature `pull`.
+pub const CAN_PULL: bool = cfg!(feature = "pull");
+
+/// Downloads those files of a model on the hub that `choose` picks into the cache. False where `progress` stopped it.
+///
+/// # Errors
+/// This program was built without the feature `pull`, or the download fails.
+pub fn pull(
+    settings: &hub::Settings,
+    reference: &hub::Reference,
+    choose: &mut hub::Choose<'_>,
+    progress: &mut hub::Progress<'_>,
+) -> crate::Result<bool> {
+    #[cfg(feature = "pull")]
+    {
+        let usual = trine_hub::Options::new(&settings.endpoint);
+        let options = trine_hub::Options {
+            token: settings.token.clone(),
+            authorities: settings.authorities.clone(),
+            patience: settings.patience.unwrap_or(usual.patience),
+            ..usual
+        };
+        let folder = settings.cache.join(reference.folder());
+        trine_hub::Client::new(&options)?.pull(&reference.repo, &reference.revision, &folder, choose, progress)
+    }
+    #[cfg(not(feature = "pull"))]
+    {
+        let _ = (settings, choose, progress);
+        Err(crate::Error::Request(format!(
+            "{reference} can't be downloaded: this program was built without a network client, get one with \
+             `cargo install --path . --features pull`"
+        )))
+    }
+}
+
+#[cfg(feature = "pull")]
+impl From<trine_hub::Error> for crate::Error {
+    fn from(error: trine_hub::Error) -> Self {
+        crate::Error::Request(error.to_string())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -220,47 +262,5 @@ mod tests {
         let line = threads.check(gpu, "some-gpu").unwrap_err().to_string();
         assert_eq!(line, "--threads-batch means nothing to some-gpu: leave it out");
         assert!(device.check(cpu, "x").unwrap_err().to_string().starts_with("--device "));
-    }
-}
-
-/// Whether this program can download models: it was built with the feature `pull`.
-pub const CAN_PULL: bool = cfg!(feature = "pull");
-
-/// Downloads those files of a model on the hub that `choose` picks into the cache. False where `progress` stopped it.
-///
-/// # Errors
-/// This program was built without the feature `pull`, or the download fails.
-pub fn pull(
-    settings: &hub::Settings,
-    reference: &hub::Reference,
-    choose: &mut hub::Choose<'_>,
-    progress: &mut hub::Progress<'_>,
-) -> crate::Result<bool> {
-    #[cfg(feature = "pull")]
-    {
-        let usual = trine_hub::Options::new(&settings.endpoint);
-        let options = trine_hub::Options {
-            token: settings.token.clone(),
-            authorities: settings.authorities.clone(),
-            patience: settings.patience.unwrap_or(usual.patience),
-            ..usual
-        };
-        let folder = settings.cache.join(reference.folder());
-        trine_hub::Client::new(&options)?.pull(&reference.repo, &reference.revision, &folder, choose, progress)
-    }
-    #[cfg(not(feature = "pull"))]
-    {
-        let _ = (settings, choose, progress);
-        Err(crate::Error::Request(format!(
-            "{reference} can't be downloaded: this program was built without a network client, get one with \
-             `cargo install --path . --features pull`"
-        )))
-    }
-}
-
-#[cfg(feature = "pull")]
-impl From<trine_hub::Error> for crate::Error {
-    fn from(error: trine_hub::Error) -> Self {
-        crate::Error::Request(error.to_string())
     }
 }

@@ -210,7 +210,7 @@ fn answers_are_the_single_users_texts() {
         let ask = |seed: u64| {
             let server = &server;
             move || {
-                let body = completion(json!({"seed": seed, "stream": seed % 2 == 0}));
+                let body = completion(json!({"seed": seed, "stream": seed.is_multiple_of(2)}));
                 let answer = server.post("/v1/completions", &body);
                 match seed % 2 {
                     0 => streamed_text(&answer.events()),

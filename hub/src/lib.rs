@@ -24,6 +24,7 @@ pub use cache::set_revision;
 pub use checksum::Checksum;
 pub use error::{Error, Result};
 pub use listing::{Listing, RemoteFile};
+pub use pull::Choose;
 
 /// How the hub is reached.
 #[derive(Clone, Debug)]

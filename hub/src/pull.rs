@@ -4,6 +4,9 @@ use std::path::Path;
 
 use crate::{Client, Error, set_revision};
 
+/// Picks files of a listing, by their names.
+pub type Choose<'a, E> = dyn FnMut(&[&str]) -> Result<Vec<String>, E> + 'a;
+
 impl Client {
     /// Brings those files of `repo` (OWNER/NAME) at `revision` that `choose` picks from all of them into the
     /// repository's folder of the cache, and then writes down which commit the revision is at. `progress` is told the
@@ -16,7 +19,7 @@ impl Client {
         repo: &str,
         revision: &str,
         folder: &Path,
-        choose: &mut dyn FnMut(&[&str]) -> Result<Vec<String>, E>,
+        choose: &mut Choose<'_, E>,
         progress: &mut dyn FnMut(u64, u64) -> bool,
     ) -> Result<bool, E> {
         let listing = match self.list(repo, revision, &mut || progress(0, 0)) {

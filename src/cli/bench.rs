@@ -199,12 +199,12 @@ fn measure_shared<B: Backend>(
     let mut energy = None;
     let mut rows = Vec::with_capacity(test.sequences);
     let mut start = Instant::now();
-    for position in 0..test.depth + test.tokens {
+    for (position, &token) in tokens.iter().enumerate().take(test.depth + test.tokens) {
         if position == test.depth {
             energy = meter.map(Meter::start).transpose().map_err(Error::Request)?;
             start = Instant::now();
         }
-        let (token, output) = (tokens[position], position >= test.depth);
+        let output = position >= test.depth;
         rows.clear();
         rows.extend((0..test.sequences as u32).map(|sequence| Row {
             token,

@@ -74,6 +74,6 @@ mod tests {
     fn steps_cover_the_window_in_order() {
         let all: Vec<_> = chunks(10, 4, 3).map(|chunk| (chunk.positions, chunk.output)).collect();
         assert_eq!(all, [(0..3, false), (3..4, false), (4..7, true), (7..10, true)]);
-        assert_eq!(chunks(3, 0, 8).map(|chunk| chunk.positions).collect::<Vec<_>>(), [0..3]);
+        assert!(chunks(3, 0, 8).map(|chunk| chunk.positions).eq(std::iter::once(0..3)));
     }
 }

@@ -3,6 +3,9 @@
 //! Where the figures leave a choice: the first column of a block is the highest bit of an index (their order of entries,
 //! -a1-a2, -a1+a2, a1-a2, a1+a2, says so), and blocks begin at the lowest bits of a weight word.
 
+// Registers go by index, and iterators would bring closures (see `avx2`).
+#![allow(clippy::needless_range_loop)]
+
 use super::{OUTPUTS, Registers};
 
 /// A TLUT with the TGEMV that reads its tables.

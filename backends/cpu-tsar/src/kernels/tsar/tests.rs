@@ -1,5 +1,8 @@
 //! Each instruction against its definition, lane by lane, on every kind of register.
 
+// Tables and their entries go by the same index.
+#![allow(clippy::needless_range_loop)]
+
 use super::instructions::{tgemv_8x16, tgemv_16x16, tlut_2x4, tlut_4x4};
 use super::*;
 
