@@ -5,7 +5,7 @@
 //! they would have computed apart.
 
 use trine_backend::{Activation, Format, Gate, Group, Heads, Result, ZeroKind};
-use trine_shaders::{Codes, Reduce, Shader, Tokens};
+use trine_shaders::{Codes, Reduce, Shader, Tokens, Width};
 
 use crate::buffers::Buffer;
 use crate::device::Device;
@@ -198,7 +198,8 @@ impl<'a> Planner<'a> {
         // A buffer can't be bound twice where one use writes: without an addition, any other stands for y.
         let y = add.unwrap_or(weight);
         let buffers = [codes, spans, &x.floats, &y.floats, &weight.floats, &out.floats];
-        self.push((Shader::RmsNorm(self.reduce()), constants), params, &buffers, [self.rows, 1, 1]);
+        let width = if x.columns.is_multiple_of(4) { Width::Four } else { Width::One };
+        self.push((Shader::RmsNorm(self.reduce(), width), constants), params, &buffers, [self.rows, 1, 1]);
         self.changed(out);
         if add.is_some() {
             self.changed(x);
