@@ -109,10 +109,10 @@ macro_rules! files {
 }
 
 files! {
-    "activations" "add" "add_bias" "attend" "attend_combine" "batch" "cache" "codes" "copy" "dense" "divide" "embed"
+    "activations" "add" "add_bias" "attend" "attend_combine" "attend_rope" "batch" "cache" "cache_store" "codes" "copy" "dense" "divide" "embed"
     "embed_dense" "four_tokens" "gated" "head_norm" "int4" "int8" "linear" "linear_dense" "linear_tiled" "lone_columns" "one_token"
     "products" "quads" "quantize" "quantize_block" "quantize_sheet" "quantize_token" "reduce_subgroup" "reduce_workgroup" "rms_norm"
-    "rope_store_kv" "select_outputs" "softmax" "ternary" "weights"
+    "rope_store_kv" "rotate" "select_outputs" "softmax" "ternary" "weights"
 }
 
 impl Shader {
