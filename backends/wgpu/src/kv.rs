@@ -47,12 +47,8 @@ impl Cache {
             shape.context, shape.sequences
         );
         let scale_bytes = if format == KvFormat::Int8 { 8 * vectors } else { 16 };
-        let layers = (0..shape.layers).map(|_| {
-            Ok(Layer {
-                vectors: device.storage(&what, bytes)?,
-                scales: device.storage(&what, scale_bytes)?,
-            })
-        });
+        let layers = (0..shape.layers)
+            .map(|_| Ok(Layer { vectors: device.storage(&what, bytes)?, scales: device.storage(&what, scale_bytes)? }));
         Ok(Cache { shape, format, context, layers: layers.collect::<Result<_>>()? })
     }
 
