@@ -1,6 +1,6 @@
 //! Trine's WGSL shaders: one file for each op, named as the op, in `wgsl/`.
 //!
-//! A line `//#include NAME` stands for the file `NAME.wgsl`; a name in capitals (`FORMAT`, `TOKENS`, `REDUCE`)
+//! A line `//#include NAME` stands for the file `NAME.wgsl`; a name in capitals (`FORMAT`, `TOKENS`, `REDUCE`, `WIDTH`)
 //! is a choice that a [`Shader`] makes. What a pipeline chooses when it is built, such as the columns that
 //! share a scale, is an `override` constant; shapes are in the uniform `params`; tokens and positions are in
 //! the storage buffer `batch`.
@@ -37,6 +37,15 @@ pub enum Reduce {
     Workgroup,
 }
 
+/// How a shader reads a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Width {
+    /// Four columns at a time: the row has a whole number of such quads.
+    Four,
+    /// One column at a time.
+    One,
+}
+
 /// A shader with its choices made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Shader {
@@ -69,7 +78,7 @@ pub enum Shader {
     /// INT8 activations, a scale for each token.
     QuantizeToken(Reduce),
     /// RMSNorm, with an addition before and quantisation after it where they are asked for.
-    RmsNorm(Reduce),
+    RmsNorm(Reduce, Width),
     /// Rotary position embedding, the store of keys and values, or both.
     RopeStoreKv,
     /// The rows whose logits are wanted.
@@ -100,10 +109,10 @@ macro_rules! files {
 }
 
 files! {
-    "activations" "add" "add_bias" "attend" "attend_combine" "batch" "cache" "codes" "copy" "dense" "divide" "embed"
-    "embed_dense" "four_tokens" "gated" "head_norm" "int4" "int8" "linear" "linear_dense" "linear_tiled" "one_token"
-    "products" "quantize" "quantize_block" "quantize_sheet" "quantize_token" "reduce_subgroup" "reduce_workgroup" "rms_norm"
-    "rope_store_kv" "select_outputs" "softmax" "ternary" "weights"
+    "activations" "add" "add_bias" "attend" "attend_combine" "attend_rope" "batch" "cache" "cache_store" "codes" "copy" "dense" "divide" "embed"
+    "embed_dense" "four_tokens" "gated" "head_norm" "int4" "int8" "linear" "linear_dense" "linear_tiled" "lone_columns" "one_token"
+    "products" "quads" "quantize" "quantize_block" "quantize_sheet" "quantize_token" "reduce_subgroup" "reduce_workgroup" "rms_norm"
+    "rope_store_kv" "rotate" "select_outputs" "softmax" "ternary" "weights"
 }
 
 impl Shader {
@@ -114,7 +123,8 @@ impl Shader {
             vec![Add, AddBias, Attend, AttendCombine, Copy, EmbedDense, Gated, LinearDense, QuantizeBlock, RopeStoreKv];
         all.push(SelectOutputs);
         for reduce in [Reduce::Subgroup, Reduce::Workgroup] {
-            all.extend([HeadNorm(reduce), QuantizeToken(reduce), RmsNorm(reduce)]);
+            all.extend([HeadNorm(reduce), QuantizeToken(reduce)]);
+            all.extend([RmsNorm(reduce, Width::Four), RmsNorm(reduce, Width::One)]);
         }
         for codes in [Codes::Ternary, Codes::Int4, Codes::Int8] {
             all.extend([Embed(codes), Linear(codes, Tokens::One), Linear(codes, Tokens::Four), LinearTiled(codes)]);
@@ -139,7 +149,7 @@ impl Shader {
             Shader::LinearTiled(_) => "linear_tiled",
             Shader::QuantizeBlock => "quantize_block",
             Shader::QuantizeToken(_) => "quantize_token",
-            Shader::RmsNorm(_) => "rms_norm",
+            Shader::RmsNorm(..) => "rms_norm",
             Shader::RopeStoreKv => "rope_store_kv",
             Shader::SelectOutputs => "select_outputs",
         }
@@ -155,12 +165,14 @@ impl Shader {
             },
             ("TOKENS", Shader::Linear(_, Tokens::One)) => "one_token",
             ("TOKENS", Shader::Linear(_, Tokens::Four)) => "four_tokens",
-            ("REDUCE", Shader::HeadNorm(reduce) | Shader::QuantizeToken(reduce) | Shader::RmsNorm(reduce)) => {
+            ("REDUCE", Shader::HeadNorm(reduce) | Shader::QuantizeToken(reduce) | Shader::RmsNorm(reduce, _)) => {
                 match reduce {
                     Reduce::Subgroup => "reduce_subgroup",
                     Reduce::Workgroup => "reduce_workgroup",
                 }
             }
+            ("WIDTH", Shader::RmsNorm(_, Width::Four)) => "quads",
+            ("WIDTH", Shader::RmsNorm(_, Width::One)) => "lone_columns",
             _ => panic!("{self} has no choice {name}"),
         }
     }

@@ -1,6 +1,7 @@
 // Causal attention of up to 8 query heads that share a key/value head, for one row: chunks of 64 positions,
 // joined in order. With SPLIT a workgroup has one chunk and leaves the joining to attend_combine.wgsl; without,
-// what a product needs of out can be quantised at once.
+// what a product needs of out can be quantised at once. With ROPE the row is the step's only one: queries and key
+// are rotated here, and key and value stored.
 requires packed_4x8_integer_dot_product;
 
 struct Params {
@@ -8,8 +9,8 @@ struct Params {
     query_heads: u32,
     kv_heads: u32,
     context: u32,
-    // Vectors of keys in the cache.
-    scale_rows: u32,
+    // Vectors of keys in the cache: values come after them.
+    vectors: u32,
     // Workgroups for each key/value head, of 8 query heads each; chunks in a SPLIT output.
     batches: u32,
     chunks: u32,
@@ -22,20 +23,25 @@ struct Params {
 override SPLIT: bool = false;
 // A scale for each block of 32 columns; heads must be whole blocks, of up to 128 columns.
 override QUANTIZE: bool = false;
+// Heads must be whole pairs of quads, and up to 8 must share a key/value head.
+override ROPE: bool = false;
 
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(3) var<storage, read> batch: Batch;
 @group(0) @binding(4) var<storage, read> qkv: array<f32>;
-@group(0) @binding(5) var<storage, read> keys: array<vec4<u32>>;
-@group(0) @binding(6) var<storage, read> values: array<vec4<u32>>;
+@group(0) @binding(5) var<storage, read_write> cache: array<vec4<u32>>;
 // Scales of INT8 vectors: keys', then values'.
-@group(0) @binding(7) var<storage, read> scales: array<f32>;
+@group(0) @binding(6) var<storage, read_write> scales: array<f32>;
 // [row, head, dim]; with SPLIT [row, head, chunk, dim + 2]: sums, the highest score, the sum of weights.
-@group(0) @binding(8) var<storage, read_write> out: array<f32>;
+@group(0) @binding(7) var<storage, read_write> out: array<f32>;
+// With ROPE, row p: cos[dim / 2] | sin[dim / 2] of position p.
+@group(0) @binding(8) var<storage, read> angles: array<f32>;
 
 //#include batch
 //#include cache
 //#include softmax
+//#include cache_store
+//#include rotate
 //#include quantize
 
 // [head, quad of columns], [head, position], [head, 32 partial results in vectors], [thread].
@@ -43,6 +49,8 @@ var<workgroup> query: array<vec4<f32>, 384>;
 var<workgroup> scores: array<f32, 512>;
 var<workgroup> partial: array<vec4<f32>, 64>;
 var<workgroup> parts: array<vec4<f32>, 256>;
+
+//#include attend_rope
 
 fn scale_of(index: u32) -> f32 {
     if (CACHE == 2u) {
@@ -52,18 +60,16 @@ fn scale_of(index: u32) -> f32 {
 }
 
 fn key(place: Place, position: u32, piece: u32) -> vec4<u32> {
-    return keys[key_piece(place, params.dim, position, min(piece, pieces(params.dim) - 1u))];
+    return cache[key_piece(place, params.dim, position, min(piece, pieces(params.dim) - 1u))];
 }
 
 // Adds a piece's columns; there may be none.
-fn add_piece(start: f32, words: vec4<u32>, head: u32, piece: u32, scale: f32) -> f32 {
+fn add_piece(start: vec4<f32>, words: vec4<u32>, head: u32, piece: u32, scale: f32) -> vec4<f32> {
     var sum = start;
     for (var i = 0u; i < quads_per_piece(); i++) {
         let quad = piece * quads_per_piece() + i;
         if (quad < (params.dim + 3u) / 4u) {
-            let k = quad_of(words, i, scale);
-            let q = query[head * 48u + quad];
-            sum = fma(q.w, k.w, fma(q.z, k.z, fma(q.y, k.y, fma(q.x, k.x, sum))));
+            sum = fma(query[head * 48u + quad], quad_of(words, i, scale), sum);
         }
     }
     return sum;
@@ -88,7 +94,7 @@ fn total_of(head: u32) -> f32 {
 
 fn score(place: Place, position: u32, head: u32) -> f32 {
     let scale = scale_of(vector_at(place, position));
-    var sum = 0.0;
+    var sum = vec4<f32>();
     // Eight pieces are on their way at a time.
     for (var piece = 0u; piece < pieces(params.dim); piece += 8u) {
         let a = key(place, position, piece);
@@ -108,13 +114,40 @@ fn score(place: Place, position: u32, head: u32) -> f32 {
         sum = add_piece(sum, g, head, piece + 6u, scale);
         sum = add_piece(sum, h, head, piece + 7u, scale);
     }
-    return sum * params.scale;
+    return ((sum.x + sum.y) + (sum.z + sum.w)) * params.scale;
 }
 
-fn value(place: Place, position: u32, quad: u32) -> vec4<f32> {
-    let index = vector_at(place, position);
-    let words = values[index * pieces(params.dim) + quad / quads_per_piece()];
-    return quad_of(words, quad, scale_of(params.scale_rows + index));
+// Four columns of a value, its piece given.
+fn value(words: vec4<u32>, place: Place, position: u32, quad: u32) -> vec4<f32> {
+    return quad_of(words, quad, scale_of(params.vectors + vector_at(place, position)));
+}
+
+// The sum of values by their weights, for one quad of columns: of every step-th position of a chunk's first count.
+fn weighted(place: Place, start: u32, first: u32, count: u32, step: u32, head: u32, quad: u32) -> vec4<f32> {
+    let pieces = pieces(params.dim);
+    let base = (params.vectors + vector_at(place, start)) * pieces + quad / quads_per_piece();
+    let last = count - 1u;
+    var sum = vec4<f32>();
+    // Four are on their way at a time.
+    for (var i = first; i < count; i += 4u * step) {
+        let at = min(vec4(i) + vec4(0u, 1u, 2u, 3u) * step, vec4(last));
+        let a = cache[base + at.x * pieces];
+        let b = cache[base + at.y * pieces];
+        let c = cache[base + at.z * pieces];
+        let d = cache[base + at.w * pieces];
+        let w = scores_at(head, vec4(i) + vec4(0u, 1u, 2u, 3u) * step, count);
+        sum = fma(vec4(w.x), value(a, place, start + at.x, quad), sum);
+        sum = fma(vec4(w.y), value(b, place, start + at.y, quad), sum);
+        sum = fma(vec4(w.z), value(c, place, start + at.z, quad), sum);
+        sum = fma(vec4(w.w), value(d, place, start + at.w, quad), sum);
+    }
+    return sum;
+}
+
+// Weights of positions, 0 past the last.
+fn scores_at(head: u32, at: vec4<u32>, count: u32) -> vec4<f32> {
+    let i = vec4(head * CHUNK) + min(at, vec4(count - 1u));
+    return select(vec4(0.0), vec4(scores[i.x], scores[i.y], scores[i.z], scores[i.w]), at < vec4(count));
 }
 
 // The sum over the threads that share a head's positions, valid in the first of them.
@@ -135,6 +168,20 @@ fn store(at: u32, quad: u32, sum: vec4<f32>) {
     }
 }
 
+// The row's queries as they are; at: the first head's first column.
+fn load_queries(at: u32, heads: u32, thread: u32) {
+    let quads = (params.dim + 3u) / 4u;
+    for (var i = thread; i < heads * quads; i += 256u) {
+        let quad = i % quads;
+        let first = at + i / quads * params.dim + 4u * quad;
+        var four = vec4<f32>();
+        for (var j = 0u; j < min(4u, params.dim - 4u * quad); j++) {
+            four[j] = qkv[first + j];
+        }
+        query[i / quads * 48u + quad] = four;
+    }
+}
+
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
     let row = batch.row[group.z];
@@ -151,14 +198,13 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         return;
     }
     let fused = group.z * (params.query_heads + 2u * params.kv_heads) * params.dim;
-    for (var i = thread; i < heads * quads; i += 256u) {
-        let quad = i % quads;
-        let at = fused + (first_head + i / quads) * params.dim + 4u * quad;
-        var four = vec4<f32>();
-        for (var j = 0u; j < min(4u, params.dim - 4u * quad); j++) {
-            four[j] = qkv[at + j];
+    if (ROPE) {
+        rotate_queries(first_head, heads, kv_head, row.z, thread);
+        if (!SPLIT || group.x + 1u == chunks) {
+            store_key_and_value(place, row.z, thread);
         }
-        query[i / quads * 48u + quad] = four;
+    } else {
+        load_queries(fused + first_head * params.dim, heads, thread);
     }
     workgroupBarrier();
     // 32 threads have a head's columns; where there are fewer than 8 heads they share the positions.
@@ -196,14 +242,12 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         let own = Part(parts[head * 32u].x, total_of(head));
         var own_low = vec4<f32>();
         var own_high = vec4<f32>();
-        for (var i = thread / 32u / spread; i < count; i += 8u / spread) {
-            let weight = scores[head * CHUNK + i];
-            if (lane < quads) {
-                own_low = fma(vec4(weight), value(place, start + i, lane), own_low);
-            }
-            if (lane + 32u < quads) {
-                own_high = fma(vec4(weight), value(place, start + i, lane + 32u), own_high);
-            }
+        let own_first = thread / 32u / spread;
+        if (lane < quads) {
+            own_low = weighted(place, start, own_first, count, 8u / spread, head, lane);
+        }
+        if (lane + 32u < quads) {
+            own_high = weighted(place, start, own_first, count, 8u / spread, head, lane + 32u);
         }
         if (spread < 8u) {
             own_low = gather(own_low, thread, spread);

@@ -19,6 +19,7 @@ override QUANTIZE: bool = false;
 
 //#include batch
 //#include softmax
+//#include codes
 //#include quantize
 
 fn column_of(row: u32, column: u32) -> f32 {

@@ -16,6 +16,7 @@ override QUANTIZE: bool = false;
 @group(0) @binding(3) var<storage, read> gate_up: array<f32>;
 @group(0) @binding(4) var<storage, read_write> out: array<f32>;
 
+//#include codes
 //#include quantize
 
 fn gate(x: f32) -> f32 {

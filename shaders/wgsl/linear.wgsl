@@ -50,8 +50,10 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         let blocks = blocks_of(next);
         let scale = next_scale;
         let zero = unit_zeros(tile, lane, unit);
-        next = load_unit(first_piece(tile, lane, min(unit + 1u, last)));
-        next_scale = unit_scales(tile, lane, min(unit + 1u, last));
+        if (unit + 1u < end) {
+            next = load_unit(first_piece(tile, lane, unit + 1u));
+            next_scale = unit_scales(tile, lane, unit + 1u);
+        }
         sum = add_block(sum, blocks.a, token, 4u * unit, scale.x, zero.x);
         sum = add_block(sum, blocks.b, token, 4u * unit + 1u, scale.y, zero.y);
         sum = add_block(sum, blocks.c, token, 4u * unit + 2u, scale.z, zero.z);

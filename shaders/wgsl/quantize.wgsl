@@ -1,5 +1,5 @@
-// Codes and scales of activations: each thread has four columns, eight threads a block of 32.
-//#include codes
+// Codes and scales of activations: each thread has four columns, eight threads a block of 32. codes.wgsl comes
+// first.
 
 // As activations.wgsl reads them, padded with zeros to units of 128 columns.
 @group(0) @binding(1) var<storage, read_write> codes: array<u32>;

@@ -9,6 +9,7 @@ struct Params {
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(3) var<storage, read> x: array<f32>;
 
+//#include codes
 //#include quantize
 
 fn column_of(row: u32, column: u32) -> f32 {

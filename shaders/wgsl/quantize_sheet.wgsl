@@ -1,75 +1,66 @@
-// Codes and scales as in quantize.wgsl, of sheets of 4096 columns: a thread has four times four columns, 1024
-// apart, so that what takes long is under way four times at once.
+// Codes and scales as in quantize.wgsl, of a sheet of 4096 columns: a thread has four times four columns, 1024
+// apart. What a block needs once is computed by one thread: code that runs once in a dispatch must be short,
+// since each instruction comes from memory.
 //#include codes
 
 @group(0) @binding(1) var<storage, read_write> codes: array<u32>;
 @group(0) @binding(2) var<storage, read_write> spans: array<vec2<f32>>;
 
-struct Sheet {
-    a: vec4<f32>,
-    b: vec4<f32>,
-    c: vec4<f32>,
-    d: vec4<f32>,
-}
-
-struct Spans {
-    a: Span,
-    b: Span,
-    c: Span,
-    d: Span,
-}
-
-// Of each thread.
+// Of each quad of the sheet, four to a vector.
 var<workgroup> magnitudes: array<vec4<u32>, 256>;
 var<workgroup> code_sums: array<vec4<i32>, 256>;
+// Of each block of the sheet.
+var<workgroup> inverses: array<f32, 128>;
 
 fn magnitude4(x: vec4<f32>) -> u32 {
-    return max(max(magnitude(x.x), magnitude(x.y)), max(magnitude(x.z), magnitude(x.w)));
+    let four = bitcast<vec4<u32>>(x) & vec4(0x7fffffffu);
+    return max(max(four.x, four.y), max(four.z, four.w));
 }
 
-fn magnitudes_of(x: Sheet) -> vec4<u32> {
-    return vec4(magnitude4(x.a), magnitude4(x.b), magnitude4(x.c), magnitude4(x.d));
+fn magnitude_of_sheet(x: Sheet) -> u32 {
+    return max(max(magnitude4(x.a), magnitude4(x.b)), max(magnitude4(x.c), magnitude4(x.d)));
 }
 
-fn store_quad(row: u32, quad: u32, units: u32, word: u32, span: Span, sum: i32, first: bool) {
-    if (quad >= 32u * units) {
-        return;
+// The codes of a thread's quad; first: the row's quad that the sheet begins with; quad: of the sheet.
+fn store_quad(row: u32, first: u32, quad: u32, units: u32, x: vec4<f32>, inverse: f32) {
+    let word = code4(x, inverse);
+    code_sums[quad / 4u][quad % 4u] = sum4(word);
+    if (first + quad < 32u * units) {
+        codes[row * 32u * units + first + quad] = word;
     }
-    codes[row * 32u * units + quad] = word;
-    if (first) {
-        spans[row * 4u * units + quad / 8u] = vec2(span.scale, f32(sum));
-    }
 }
 
-// quad: the thread's first, counted in a row of 32 · units. Called by all threads.
-fn store_sheet(row: u32, quad: u32, units: u32, x: Sheet, by: Spans, thread: u32) {
-    let words = vec4(
-        code4(x.a, by.a.inverse),
-        code4(x.b, by.b.inverse),
-        code4(x.c, by.c.inverse),
-        code4(x.d, by.d.inverse),
-    );
-    code_sums[thread] = vec4(sum4(words.x), sum4(words.y), sum4(words.z), sum4(words.w));
+// by: the multipliers of the thread's four quads; scale: of the sheet's block whose number is the thread's.
+// Called by all threads.
+fn store_sheet(row: u32, first: u32, units: u32, x: Sheet, by: vec4<f32>, scale: f32, thread: u32) {
+    store_quad(row, first, thread, units, x.a, by.x);
+    store_quad(row, first, thread + 256u, units, x.b, by.y);
+    store_quad(row, first, thread + 512u, units, x.c, by.z);
+    store_quad(row, first, thread + 768u, units, x.d, by.w);
     workgroupBarrier();
-    let at = thread / 8u * 8u;
-    let sums = ((code_sums[at] + code_sums[at + 1u]) + (code_sums[at + 2u] + code_sums[at + 3u]))
-        + ((code_sums[at + 4u] + code_sums[at + 5u]) + (code_sums[at + 6u] + code_sums[at + 7u]));
-    let first = thread == at;
-    store_quad(row, quad, units, words.x, by.a, sums.x, first);
-    store_quad(row, quad + 256u, units, words.y, by.b, sums.y, first);
-    store_quad(row, quad + 512u, units, words.z, by.c, sums.z, first);
-    store_quad(row, quad + 768u, units, words.w, by.d, sums.w, first);
+    let block = first / 8u + thread;
+    if (thread < 128u && block < 4u * units) {
+        let sum = code_sums[2u * thread] + code_sums[2u * thread + 1u];
+        spans[row * 4u * units + block] = vec2(scale, f32((sum.x + sum.y) + (sum.z + sum.w)));
+    }
     workgroupBarrier();
 }
 
 // A scale for each block of 32 columns.
-fn quantize_sheet(row: u32, quad: u32, units: u32, x: Sheet, thread: u32) {
-    magnitudes[thread] = magnitudes_of(x);
+fn quantize_sheet(row: u32, first: u32, units: u32, x: Sheet, thread: u32) {
+    magnitudes[thread / 4u][thread % 4u] = magnitude4(x.a);
+    magnitudes[thread / 4u + 64u][thread % 4u] = magnitude4(x.b);
+    magnitudes[thread / 4u + 128u][thread % 4u] = magnitude4(x.c);
+    magnitudes[thread / 4u + 192u][thread % 4u] = magnitude4(x.d);
     workgroupBarrier();
-    let at = thread / 8u * 8u;
-    let low = max(max(magnitudes[at], magnitudes[at + 1u]), max(magnitudes[at + 2u], magnitudes[at + 3u]));
-    let high = max(max(magnitudes[at + 4u], magnitudes[at + 5u]), max(magnitudes[at + 6u], magnitudes[at + 7u]));
-    let largest = max(low, high);
-    let by = Spans(span_of(largest.x), span_of(largest.y), span_of(largest.z), span_of(largest.w));
-    store_sheet(row, quad, units, x, by, thread);
+    let block = thread % 128u;
+    let four = max(magnitudes[2u * block], magnitudes[2u * block + 1u]);
+    let span = span_of(max(max(four.x, four.y), max(four.z, four.w)));
+    if (thread < 128u) {
+        inverses[thread] = span.inverse;
+    }
+    workgroupBarrier();
+    let b = thread / 8u;
+    let by = vec4(inverses[b], inverses[b + 32u], inverses[b + 64u], inverses[b + 96u]);
+    store_sheet(row, first, units, x, by, span.scale, thread);
 }

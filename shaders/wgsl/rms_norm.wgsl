@@ -1,5 +1,6 @@
 // out[r] = x[r] / sqrt(mean(x[r]²) + eps) · weight; with ADD, x[r] += y[r] comes first. What a product needs
-// of out can be quantised at once.
+// of out can be quantised at once. A workgroup has a row, in sheets of 4096 columns: a thread has four times
+// four columns of a sheet, 1024 apart. The last sheet stays in registers between the sum and its use.
 requires packed_4x8_integer_dot_product;
 //#include REDUCE
 
@@ -14,120 +15,103 @@ override ADD: bool = false;
 override QUANTIZE: u32 = 0u;
 
 @group(0) @binding(0) var<uniform> params: Params;
-@group(0) @binding(3) var<storage, read_write> x: array<f32>;
-@group(0) @binding(4) var<storage, read> y: array<f32>;
-@group(0) @binding(5) var<storage, read> weight: array<f32>;
-@group(0) @binding(6) var<storage, read_write> out: array<f32>;
+
+struct Sheet {
+    a: vec4<f32>,
+    b: vec4<f32>,
+    c: vec4<f32>,
+    d: vec4<f32>,
+}
 
 //#include quantize_sheet
+//#include WIDTH
 
-// Four columns of x, of weight; 0 past the last. All are loaded before any is used.
-fn four_of_x(at: u32, column: u32) -> vec4<f32> {
-    let i = vec4(at) + min(vec4(column) + vec4(0u, 1u, 2u, 3u), vec4(params.columns - 1u));
-    let four = vec4(x[i.x], x[i.y], x[i.z], x[i.w]);
-    return select(vec4(0.0), four, vec4(column) + vec4(0u, 1u, 2u, 3u) < vec4(params.columns));
+fn load_x(row: u32, quad: u32) -> Sheet {
+    return Sheet(x_at(row, quad), x_at(row, quad + 256u), x_at(row, quad + 512u), x_at(row, quad + 768u));
 }
 
-fn four_of_y(at: u32, column: u32) -> vec4<f32> {
-    let i = vec4(at) + min(vec4(column) + vec4(0u, 1u, 2u, 3u), vec4(params.columns - 1u));
-    return vec4(y[i.x], y[i.y], y[i.z], y[i.w]);
+fn load_y(row: u32, quad: u32) -> Sheet {
+    return Sheet(y_at(row, quad), y_at(row, quad + 256u), y_at(row, quad + 512u), y_at(row, quad + 768u));
 }
 
-fn four_of_weight(column: u32) -> vec4<f32> {
-    let i = min(vec4(column) + vec4(0u, 1u, 2u, 3u), vec4(params.columns - 1u));
-    return vec4(weight[i.x], weight[i.y], weight[i.z], weight[i.w]);
+fn load_weight(quad: u32) -> Sheet {
+    return Sheet(weight_at(quad), weight_at(quad + 256u), weight_at(quad + 512u), weight_at(quad + 768u));
 }
 
-// x + y: each thread stores its own columns, so that it sees what it added.
-fn add_four(at: u32, column: u32, four: vec4<f32>, more: vec4<f32>) -> vec4<f32> {
-    let sum = select(vec4(0.0), four + more, vec4(column) + vec4(0u, 1u, 2u, 3u) < vec4(params.columns));
-    if (column < params.columns) {
-        x[at + column] = sum.x;
-    }
-    if (column + 1u < params.columns) {
-        x[at + column + 1u] = sum.y;
-    }
-    if (column + 2u < params.columns) {
-        x[at + column + 2u] = sum.z;
-    }
-    if (column + 3u < params.columns) {
-        x[at + column + 3u] = sum.w;
-    }
-    return sum;
+fn store_x(row: u32, quad: u32, sheet: Sheet) {
+    store_x_at(row, quad, sheet.a);
+    store_x_at(row, quad + 256u, sheet.b);
+    store_x_at(row, quad + 512u, sheet.c);
+    store_x_at(row, quad + 768u, sheet.d);
 }
 
-// A thread's columns of the output.
-fn normal(at: u32, column: u32, scale: f32) -> Sheet {
-    let a = four_of_x(at, column) * scale * four_of_weight(column);
-    let b = four_of_x(at, column + 1024u) * scale * four_of_weight(column + 1024u);
-    let c = four_of_x(at, column + 2048u) * scale * four_of_weight(column + 2048u);
-    let d = four_of_x(at, column + 3072u) * scale * four_of_weight(column + 3072u);
-    return Sheet(a, b, c, d);
+fn store_out(row: u32, quad: u32, sheet: Sheet) {
+    store_out_at(row, quad, sheet.a);
+    store_out_at(row, quad + 256u, sheet.b);
+    store_out_at(row, quad + 512u, sheet.c);
+    store_out_at(row, quad + 768u, sheet.d);
 }
 
-fn squares(four: vec4<f32>) -> f32 {
-    return fma(four.x, four.x, fma(four.y, four.y, fma(four.z, four.z, four.w * four.w)));
+fn squares(sheet: Sheet) -> f32 {
+    let sum = fma(sheet.a, sheet.a, fma(sheet.b, sheet.b, fma(sheet.c, sheet.c, sheet.d * sheet.d)));
+    return (sum.x + sum.y) + (sum.z + sum.w);
 }
 
-fn store(at: u32, column: u32, four: vec4<f32>) {
-    if (column < params.columns) {
-        out[at + column] = four.x;
-    }
-    if (column + 1u < params.columns) {
-        out[at + column + 1u] = four.y;
-    }
-    if (column + 2u < params.columns) {
-        out[at + column + 2u] = four.z;
-    }
-    if (column + 3u < params.columns) {
-        out[at + column + 3u] = four.w;
-    }
+fn normal(x: Sheet, scale: f32, weight: Sheet) -> Sheet {
+    return Sheet(
+        x.a * scale * weight.a,
+        x.b * scale * weight.b,
+        x.c * scale * weight.c,
+        x.d * scale * weight.d,
+    );
 }
 
 @compute @workgroup_size(256)
 fn main(thread: Thread) {
     let row = thread.group.x;
-    let at = row * params.columns;
-    let own = 4u * thread.index;
+    let sheets = (params.columns + 4095u) / 4096u;
+    let last = 1024u * (sheets - 1u) + thread.index;
+    // What comes from memory that nobody has used lately is asked for first.
+    var w = load_weight(last);
+    var own = Sheet();
     var square = 0.0;
-    for (var start = own; start < params.columns; start += 4096u) {
-        // All is loaded before anything is stored.
-        var a = four_of_x(at, start);
-        var b = four_of_x(at, start + 1024u);
-        var c = four_of_x(at, start + 2048u);
-        var d = four_of_x(at, start + 3072u);
+    for (var quad = thread.index; quad <= last; quad += 1024u) {
+        own = load_x(row, quad);
         if (ADD) {
-            let e = four_of_y(at, start);
-            let f = four_of_y(at, start + 1024u);
-            let g = four_of_y(at, start + 2048u);
-            let h = four_of_y(at, start + 3072u);
-            a = add_four(at, start, a, e);
-            b = add_four(at, start + 1024u, b, f);
-            c = add_four(at, start + 2048u, c, g);
-            d = add_four(at, start + 3072u, d, h);
+            let more = load_y(row, quad);
+            own = Sheet(own.a + more.a, own.b + more.b, own.c + more.c, own.d + more.d);
+            store_x(row, quad, own);
         }
-        square += (squares(a) + squares(b)) + (squares(c) + squares(d));
+        square += squares(own);
     }
     let scale = inverseSqrt(sum_of_all(thread, square) / f32(params.columns) + params.eps);
-    var largest = vec4(0u);
-    for (var start = 0u; start < params.columns; start += 4096u) {
-        let sheet = normal(at, start + own, scale);
-        store(at, start + own, sheet.a);
-        store(at, start + own + 1024u, sheet.b);
-        store(at, start + own + 2048u, sheet.c);
-        store(at, start + own + 3072u, sheet.d);
+    var largest = 0u;
+    // From the last sheet to the first.
+    for (var sheet = sheets; sheet > 0u; sheet--) {
+        let quad = 1024u * (sheet - 1u) + thread.index;
+        if (sheet < sheets) {
+            own = load_x(row, quad);
+            w = load_weight(quad);
+        }
+        let result = normal(own, scale, w);
+        store_out(row, quad, result);
         if (QUANTIZE == 1u) {
-            largest = max(largest, magnitudes_of(sheet));
+            largest = max(largest, magnitude_of_sheet(result));
         } else if (QUANTIZE == 2u) {
-            quantize_sheet(row, start / 4u + thread.index, params.units, sheet, thread.index);
+            quantize_sheet(row, 1024u * (sheet - 1u), params.units, result, thread.index);
         }
     }
     if (QUANTIZE == 1u) {
-        let all = max_of_all(thread, max(max(largest.x, largest.y), max(largest.z, largest.w)));
-        let span = span_of(all);
-        for (var start = 0u; start < params.columns; start += 4096u) {
-            let sheet = normal(at, start + own, scale);
-            store_sheet(row, start / 4u + thread.index, params.units, sheet, Spans(span, span, span, span), thread.index);
+        let span = span_of(max_of_all(thread, largest));
+        for (var sheet = 0u; sheet < sheets; sheet++) {
+            let quad = 1024u * sheet + thread.index;
+            // After the loop above, own is the first sheet.
+            if (sheet > 0u) {
+                own = load_x(row, quad);
+                w = load_weight(quad);
+            }
+            let result = normal(own, scale, w);
+            store_sheet(row, 1024u * sheet, params.units, result, vec4(span.inverse), span.scale, thread.index);
         }
     }
 }

@@ -42,6 +42,7 @@ fn main() -> Result<()> {
     let matrices = Matrices::new(vocabulary);
     let mut model = Model::new(backend, &matrices, layers)?;
     println!("{layers} layers loaded in {:.1} s", start.elapsed().as_secs_f64());
+    fixed_cost(&mut model)?;
     decode(&mut model, &matrices, layers, bandwidth)?;
     prefill(&mut model)?;
     drop(model);
@@ -53,6 +54,22 @@ fn main() -> Result<()> {
         println!("{what}, {layers} layers, by the device's clock:");
         op_times(&mut model, rows)?;
     }
+    Ok(())
+}
+
+/// What a step costs that does next to nothing.
+fn fixed_cost(model: &mut Model) -> Result<()> {
+    const STEPS: usize = 200;
+    let mut out = vec![0.0; HIDDEN];
+    let mut start = Instant::now();
+    for step in 0..STEPS + 10 {
+        if step == 10 {
+            start = Instant::now();
+        }
+        model.backend.step(&rows(0, 1), |b| b.embed(&mut model.x, &model.embedding))?;
+        model.backend.read(&model.x, &mut out)?;
+    }
+    println!("a step of one op, and its read: {:.1} us", 1e6 * start.elapsed().as_secs_f64() / STEPS as f64);
     Ok(())
 }
 

@@ -11,7 +11,7 @@ use crate::op::{Buf, Op, Shared};
 use crate::pipelines::Pipelines;
 use crate::plan::{Planner, Shape};
 use crate::profile::{OpTime, Profile};
-use crate::recording::{Recording, Recordings};
+use crate::recording::{Copy, Recording, Recordings};
 use crate::weights::Matrix;
 
 /// Rows of the largest step: a dispatch has no more workgroups in one direction.
@@ -28,6 +28,8 @@ pub struct Wgpu {
     chunk_sums: Option<wgpu::Buffer>,
     /// What [`Backend::read`] copies into.
     staging: Option<wgpu::Buffer>,
+    /// What the last step has copied there by itself.
+    copied: Option<Copy>,
     /// The ops of the step that is being recorded.
     ops: Vec<Op>,
 }
@@ -106,7 +108,10 @@ impl Wgpu {
             return Err(Error::Device("a recording was lost".into()));
         };
         match &mut self.profile {
-            None => recording.run(&self.device),
+            None => {
+                self.copied = recording.run(&self.device)?;
+                Ok(())
+            }
             Some(profile) => {
                 let mut encoder = self.device.device.create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
                 profile.encode(&mut encoder, &recording.dispatches);
@@ -137,6 +142,7 @@ impl Backend for Wgpu {
             batches,
             chunk_sums: None,
             staging: None,
+            copied: None,
             ops: Vec::new(),
         })
     }
@@ -190,6 +196,7 @@ impl Backend for Wgpu {
             return Err(Error::Invalid(format!("a step has 1 to {MOST_ROWS} rows, not {}", rows.len())));
         }
         self.device.check()?;
+        self.copied = None;
         self.ops.clear();
         record(self);
         let ops = std::mem::take(&mut self.ops);
@@ -255,9 +262,17 @@ impl Backend for Wgpu {
             self.staging = Some(self.device.buffer("what is read", bytes, usage)?);
         }
         let Some(staging) = &self.staging else { return Ok(()) };
-        let mut encoder = self.device.device.create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
-        encoder.copy_buffer_to_buffer(&buf.floats, 0, staging, 0, bytes);
-        self.device.queue.submit([encoder.finish()]);
+        let copy = Copy { from: buf.floats.clone(), to: staging.clone(), bytes };
+        if self.copied.as_ref() != Some(&copy) {
+            let mut encoder = self.device.device.create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
+            copy.encode(&mut encoder);
+            self.device.queue.submit([encoder.finish()]);
+            // The step that ran last will do this itself when it comes again.
+            if let Some(recording) = self.recordings.latest() {
+                recording.read = Some(copy.clone());
+            }
+            self.copied = Some(copy);
+        }
         self.device.read_staging(staging, bytemuck::cast_slice_mut(out))
     }
 

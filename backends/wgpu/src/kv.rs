@@ -19,8 +19,8 @@ pub struct Cache {
 
 #[derive(Debug)]
 pub(crate) struct Layer {
-    pub(crate) keys: wgpu::Buffer,
-    pub(crate) values: wgpu::Buffer,
+    /// Keys, then values.
+    pub(crate) vectors: wgpu::Buffer,
     /// Of INT8 vectors: keys', then values'.
     pub(crate) scales: wgpu::Buffer,
 }
@@ -38,22 +38,17 @@ impl Cache {
         let vectors = [context, shape.sequences, shape.kv_heads]
             .iter()
             .try_fold(1u64, |product, &factor| product.checked_mul(factor as u64));
-        let bytes = vectors.and_then(|vectors| vectors.checked_mul(16 * pieces as u64));
+        let bytes = vectors.and_then(|vectors| vectors.checked_mul(32 * pieces as u64));
         let (Some(vectors), Some(bytes)) = (vectors, bytes) else {
             return Err(Error::Unsupported(format!("a KV cache of {shape:?} is beyond 64 bits")));
         };
         let what = format!(
-            "one layer's keys ({} positions of {} sequences; a smaller context would take less)",
+            "one layer's keys and values ({} positions of {} sequences; a smaller context would take less)",
             shape.context, shape.sequences
         );
         let scale_bytes = if format == KvFormat::Int8 { 8 * vectors } else { 16 };
-        let layers = (0..shape.layers).map(|_| {
-            Ok(Layer {
-                keys: device.storage(&what, bytes)?,
-                values: device.storage(&what, bytes)?,
-                scales: device.storage(&what, scale_bytes)?,
-            })
-        });
+        let layers = (0..shape.layers)
+            .map(|_| Ok(Layer { vectors: device.storage(&what, bytes)?, scales: device.storage(&what, scale_bytes)? }));
         Ok(Cache { shape, format, context, layers: layers.collect::<Result<_>>()? })
     }
 

@@ -99,3 +99,26 @@ pub(crate) enum Op {
         x: Buf,
     },
 }
+
+impl Op {
+    /// Whether it needs what a buffer of fused queries, keys and values holds: `None` if it leaves it alone, false if
+    /// it overwrites it.
+    pub(crate) fn uses(&self, qkv: &Buf) -> Option<bool> {
+        let (read, written) = match self {
+            Op::Embed { out, .. } => (vec![], out),
+            Op::RmsNorm { out, x, add: Some(add), weight, .. } => (vec![x, add, weight], out),
+            Op::RmsNorm { out, x, add: None, weight, .. } => (vec![x, weight], out),
+            Op::Linear { out, x, .. } | Op::SelectOutputs { out, x } => (vec![x], out),
+            Op::AddBias { x, bias } => (vec![x, bias], x),
+            Op::Add { x, y } => (vec![x, y], x),
+            Op::HeadNorm { qkv, query, key, .. } => (vec![qkv, query, key], qkv),
+            Op::RopeStoreKv { qkv, table, .. } => (table.iter().chain([qkv]).collect(), qkv),
+            Op::Attend { out, qkv, .. } => (vec![qkv], out),
+            Op::Gated { out, gate_up, .. } => (vec![gate_up], out),
+        };
+        if read.contains(&qkv) {
+            return Some(true);
+        }
+        (written == qkv).then_some(false)
+    }
+}

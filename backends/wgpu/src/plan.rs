@@ -1,11 +1,11 @@
 //! From ops to dispatches.
 //!
-//! Three kinds of neighbours share a dispatch: a norm, a gate or attention's last part with the quantisation of
-//! its output for the product that follows; and a product with the bias that is added to it. They compute what
-//! they would have computed apart.
+//! Neighbours share a dispatch: a norm, a gate or attention's last part with the quantisation of its output for
+//! the product that follows; a product with the bias that is added to it; and for one row, RoPE and the store of
+//! keys and values with attention. They compute what they would have computed apart.
 
 use trine_backend::{Activation, Format, Gate, Group, Heads, Result, ZeroKind};
-use trine_shaders::{Codes, Reduce, Shader, Tokens};
+use trine_shaders::{Codes, Reduce, Shader, Tokens, Width};
 
 use crate::buffers::Buffer;
 use crate::device::Device;
@@ -16,6 +16,8 @@ use crate::weights::{Matrix, Part};
 
 /// Positions of a chunk of attention, as in `softmax.wgsl`.
 const CHUNK: usize = 64;
+/// Up to so many chunks, one workgroup takes them all: the join of a split is a dispatch of its own.
+const MOST_SERIAL_CHUNKS: usize = 2;
 /// Up to so many rows, attention splits the context over workgroups.
 const MOST_SPLIT_ROWS: usize = 16;
 /// Up to so many rows, a product reads the weights once for every four.
@@ -80,13 +82,14 @@ impl<'a> Planner<'a> {
     pub(crate) fn plan(mut self, ops: &[Op]) -> Result<Vec<Dispatch>> {
         let mut at = 0;
         while at < ops.len() {
-            at += self.op(&ops[at], ops.get(at + 1))?;
+            at += self.op(&ops[at], &ops[at + 1..])?;
         }
         Ok(self.dispatches)
     }
 
     /// Plans one op, and the next one too if both share a dispatch; returns how many it planned.
-    fn op(&mut self, op: &Op, next: Option<&Op>) -> Result<usize> {
+    fn op(&mut self, op: &Op, later: &[Op]) -> Result<usize> {
+        let next = later.first();
         match op {
             Op::Embed { out, table } => self.embed(out, table),
             Op::RmsNorm { out, x, add, weight, eps } => {
@@ -110,12 +113,21 @@ impl<'a> Planner<'a> {
                 self.changed(x);
             }
             Op::HeadNorm { qkv, heads, query, key, eps } => self.head_norm(qkv, *heads, query, key, *eps),
+            Op::RopeStoreKv { qkv, heads, table: Some(table), cache: Some((cache, layer)) }
+                if self.rotates_alone(qkv, *heads, (cache, *layer), later) =>
+            {
+                if let Some(Op::Attend { out, .. }) = next {
+                    let quantize = wanted(out, later.get(1)) == Some(Activation::Block);
+                    self.attend(out, qkv, cache, *layer, *heads, Some(table), quantize)?;
+                }
+                return Ok(2);
+            }
             Op::RopeStoreKv { qkv, heads, table, cache } => {
                 self.rope_store_kv(qkv, *heads, table.as_ref(), cache.as_ref());
             }
             Op::Attend { out, qkv, cache, layer, heads } => {
                 let quantize = wanted(out, next) == Some(Activation::Block);
-                self.attend(out, qkv, cache, *layer, *heads, quantize)?;
+                self.attend(out, qkv, cache, *layer, *heads, None, quantize)?;
             }
             Op::Gated { out, gate_up, gate } => {
                 let quantize = wanted(out, next) == Some(Activation::Block);
@@ -198,7 +210,8 @@ impl<'a> Planner<'a> {
         // A buffer can't be bound twice where one use writes: without an addition, any other stands for y.
         let y = add.unwrap_or(weight);
         let buffers = [codes, spans, &x.floats, &y.floats, &weight.floats, &out.floats];
-        self.push((Shader::RmsNorm(self.reduce()), constants), params, &buffers, [self.rows, 1, 1]);
+        let width = if x.columns.is_multiple_of(4) { Width::Four } else { Width::One };
+        self.push((Shader::RmsNorm(self.reduce(), width), constants), params, &buffers, [self.rows, 1, 1]);
         self.changed(out);
         if add.is_some() {
             self.changed(x);
@@ -309,18 +322,30 @@ impl<'a> Planner<'a> {
         match cache {
             Some((cache, layer)) => {
                 let layer = &cache.layers[*layer];
-                let buffers = [self.batch(), &qkv.floats, table, &layer.keys, &layer.values, &layer.scales];
+                let buffers = [self.batch(), &qkv.floats, table, &layer.vectors, &layer.scales];
                 self.push((Shader::RopeStoreKv, constants), params, &buffers, workgroups);
             }
             None => {
-                let [keys, values, scales] = self.device.unused();
-                let buffers = [self.batch(), &qkv.floats, table, keys, values, scales];
+                let [vectors, scales, _] = self.device.unused();
+                let buffers = [self.batch(), &qkv.floats, table, vectors, scales];
                 self.push((Shader::RopeStoreKv, constants), params, &buffers, workgroups);
             }
         }
         self.changed(qkv);
     }
 
+    /// Whether attention can do RoPE and the store of keys and values itself: for a step of one row, whose rotated
+    /// vectors nothing else reads.
+    fn rotates_alone(&self, qkv: &Buf, heads: Heads, cache: (&Shared<Cache>, usize), later: &[Op]) -> bool {
+        let Some((Op::Attend { out: _, qkv: read, cache: kv, layer, heads: shape }, rest)) = later.split_first() else {
+            return false;
+        };
+        let same = read == qkv && kv == cache.0 && *layer == cache.1 && *shape == heads;
+        let fits = self.rows == 1 && !self.selected && heads.group() <= 8 && heads.dim.is_multiple_of(8);
+        same && fits && !rest.iter().find_map(|op| op.uses(qkv)).unwrap_or(false)
+    }
+
+    #[allow(clippy::too_many_arguments)] // They are the op's own, with what its neighbours ask for.
     fn attend(
         &mut self,
         out: &Buf,
@@ -328,11 +353,12 @@ impl<'a> Planner<'a> {
         cache: &Shared<Cache>,
         layer: usize,
         heads: Heads,
+        rope: Option<&Buf>,
         quantize: bool,
     ) -> Result<()> {
         let chunks = self.shape.chunks;
         let bytes = (self.rows * heads.query * chunks * (heads.dim + 2) * 4) as u64;
-        let split = chunks > 1 && self.rows <= MOST_SPLIT_ROWS && bytes <= self.device.binding_limit;
+        let split = chunks > MOST_SERIAL_CHUNKS && self.rows <= MOST_SPLIT_ROWS && bytes <= self.device.binding_limit;
         if split {
             self.reserve_chunk_sums(bytes)?;
         }
@@ -343,13 +369,14 @@ impl<'a> Planner<'a> {
         params.push(out.units() as u32);
         let quantize_here = quantize && !split && heads.dim.is_multiple_of(32) && heads.dim <= 128;
         let [codes, spans] = self.codes_of(out, quantize_here)?;
-        let flags = [("SPLIT", split), ("QUANTIZE", quantize_here)];
+        let flags = [("SPLIT", split), ("QUANTIZE", quantize_here), ("ROPE", rope.is_some())];
         let mut constants: Vec<_> = flags.into_iter().map(|(name, set)| (name, u32::from(set))).collect();
         constants.push(("CACHE", cache_constant(cache.format)));
         let layer = &cache.layers[layer];
         let sums = self.chunk_sums.clone().filter(|_| split);
         let target = sums.as_ref().unwrap_or(&out.floats);
-        let buffers = [codes, spans, self.batch(), &qkv.floats, &layer.keys, &layer.values, &layer.scales, target];
+        let angles = rope.map_or(self.batch(), |table| &table.floats);
+        let buffers = [codes, spans, self.batch(), &qkv.floats, &layer.vectors, &layer.scales, target, angles];
         let workgroups = [if split { chunks } else { 1 }, heads.kv * batches, self.rows];
         self.push((Shader::Attend, constants), params, &buffers, workgroups);
         self.now_quantized(out, quantize_here.then_some(Activation::Block));

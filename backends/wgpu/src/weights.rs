@@ -15,7 +15,7 @@ pub(crate) const UNIT: usize = 128;
 /// Threads that share a tile.
 const THREADS: usize = 256;
 /// From so many rows on, tiles of 16 are enough to keep a large GPU busy; below, tiles of 8 are twice as many.
-const MANY_ROWS: usize = 65536;
+const MANY_ROWS: usize = 16384;
 /// Bytes that are packed and sent at a time.
 const BATCH: usize = 16 << 20;
 /// Tiles that one dispatch reaches.
