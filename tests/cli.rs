@@ -307,6 +307,26 @@ fn bench_measures_each_test() {
 }
 
 #[test]
+fn bench_measures_shapes_without_files() {
+    let args = ["bench", "-o", "json", "--synthetic", "bitnet-125m", "-p", "2", "-n", "1", "-r", "1"];
+    let json: Value = serde_json::from_str(&stdout(&args)).unwrap();
+    let (line, number) = (&json[0], |name: &str| json[0][name].as_u64().unwrap());
+    assert_eq!(
+        (&line["model"], &line["weights"]),
+        (&"bitnet-125m (random weights)".into(), &"ternary".into()),
+        "{line}"
+    );
+    assert_eq!(line["head"], "int8");
+    // Embedding, and for each layer attention's four matrices and the three of the feed-forward block.
+    assert_eq!(number("parameters"), 32_000 * 768 + 11 * (4 * 768 * 768 + 3 * 768 * 3072));
+    let line = failure(trine().args(["bench", "--synthetic", "gpt-5"]), 2);
+    assert!(line.contains("'gpt-5'") && line.contains("bitnet-2b") && line.contains("qwen2-7b"), "{line}");
+    let line = failure(trine().args(["bench", "--synthetic", "bitnet-2b", "-m", "x"]), 2);
+    assert!(line.contains("cannot be used with"), "{line}");
+    assert!(failure(trine().args(["bench", "--seed", "1"]), 2).contains("--synthetic"));
+}
+
+#[test]
 fn bench_draws_thread_scaling() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("scaling.svg");

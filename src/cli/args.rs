@@ -15,6 +15,7 @@ use crate::files::{DEMO, ModelFiles};
 use crate::hub;
 use crate::model::Formats;
 use crate::quantize::Method;
+use crate::shapes::Shape;
 use crate::tsar_model::Shapes;
 
 /// Runs large language models on small machines.
@@ -430,6 +431,13 @@ pub(super) struct DoctorArgs {
 pub(super) struct BenchArgs {
     #[command(flatten)]
     pub(super) model: ModelArgs,
+    /// Measure a model of this shape with random weights, made in memory, instead of one from a file.
+    #[arg(long, value_name = "NAME", conflicts_with = "model",
+        value_parser = PossibleValuesParser::new(Shape::known().iter().map(|shape| shape.name)))]
+    pub(super) synthetic: Option<String>,
+    /// Start of the random weights.
+    #[arg(long, value_name = "N", default_value_t = 0, requires = "synthetic")]
+    pub(super) seed: u64,
     /// Tokens of the prompt; 0 = no prefill test.
     #[arg(short = 'p', long, value_name = "N,…", value_delimiter = ',', default_value = "512")]
     pub(super) n_prompt: Vec<usize>,
@@ -461,6 +469,16 @@ pub(super) struct BenchArgs {
     /// Draw how speed grows with the threads of -t into this file, as SVG.
     #[arg(long, value_name = "FILE", conflicts_with = "threads_batch")]
     pub(super) plot: Option<PathBuf>,
+}
+
+impl BenchArgs {
+    /// Reads the model's files, or makes up a model.
+    pub(super) fn open(&self) -> Result<ModelFiles> {
+        match self.synthetic.as_deref().and_then(Shape::find) {
+            Some(shape) => ModelFiles::synthetic(shape, self.seed),
+            None => self.model.open(),
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
