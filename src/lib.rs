@@ -19,6 +19,7 @@ pub mod generation;
 pub mod hub;
 pub mod memory;
 pub mod model;
+pub mod project;
 pub mod quantize;
 mod random;
 pub mod sample;

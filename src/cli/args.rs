@@ -14,6 +14,7 @@ use crate::eval::Windows;
 use crate::files::{DEMO, ModelFiles};
 use crate::hub;
 use crate::model::Formats;
+use crate::project;
 use crate::quantize::Method;
 use crate::shapes::Shape;
 use crate::tsar_model::Shapes;
@@ -63,6 +64,8 @@ pub(super) enum Command {
     Compare(CompareArgs),
     /// Count what T-SAR's instructions would do in hardware, and compare.
     TsarModel(TsarModelArgs),
+    /// Estimate the speed on a Jetson Orin that is not at hand.
+    Project(ProjectArgs),
     /// Print a completion script for a shell.
     Completions {
         /// The shell.
@@ -706,6 +709,41 @@ pub(super) struct TsarModelArgs {
     /// Tokens to decode; 0 = no decode.
     #[arg(short = 'n', long, value_name = "N", default_value_t = 1)]
     pub(super) n_gen: u32,
+    /// How the results are printed.
+    #[arg(short, long, value_enum, default_value_t = TableOutput::Md)]
+    pub(super) output: TableOutput,
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Each kernel of a token is described by its blocks, bytes, instructions (counted in machine code for sm_87) and the \
+    loads that it waits for; a multiprocessor is a queueing network of its resident blocks. The three rates are for what is \
+    assumed of bandwidth, latency and launches at its worst, as it is likely, and at its best. See docs/project.md."
+)]
+pub(super) struct ProjectArgs {
+    /// Directory with the config.json of the model.
+    #[arg(short, long, value_name = "DIR", conflicts_with = "shape")]
+    pub(super) model: Option<PathBuf>,
+    /// A known model.
+    #[arg(long, value_name = "NAME", default_value = "qwen2-7b",
+        value_parser = PossibleValuesParser::new(Shape::known().iter().map(|shape| shape.name)))]
+    pub(super) shape: String,
+    /// The devices.
+    #[arg(long, value_name = "NAME,…", value_delimiter = ',', default_value = "agx-orin-64",
+        value_parser = PossibleValuesParser::new(project::Device::ALL.map(|device| device.name)))]
+    pub(super) device: Vec<String>,
+    /// Whose kernels, and with how many rows of a matrix to a block: trine-o1, -o2, -o4, or seed-o1, -o2, -o4, -o8.
+    #[arg(long, value_name = "NAME,…", value_delimiter = ',', default_value = "trine-o2")]
+    pub(super) engine: Vec<project::Engine>,
+    /// Number format of the layers' weights [default: int4-g32, or the seed's int4-row].
+    #[arg(long, value_name = "FORMAT")]
+    pub(super) weights: Option<Format>,
+    /// Number format of lm_head [default: that of the layers].
+    #[arg(long, value_name = "FORMAT")]
+    pub(super) head: Option<Format>,
+    /// Positions in the KV cache.
+    #[arg(short, long, value_name = "N", default_value_t = 0)]
+    pub(super) depth: usize,
     /// How the results are printed.
     #[arg(short, long, value_enum, default_value_t = TableOutput::Md)]
     pub(super) output: TableOutput,
