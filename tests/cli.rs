@@ -435,6 +435,17 @@ fn the_tsar_model_gives_the_published_share() {
 }
 
 #[test]
+fn the_projection_stands_beside_what_was_published() {
+    let rows: Value =
+        serde_json::from_str(&stdout(&["project", "--engine", "seed-o4", "--depth", "257", "-o", "json"])).unwrap();
+    let (likely, measured) = (&rows[0]["tokens_a_second"], &rows[0]["tokens_a_second_measured"]);
+    let ratio = likely.as_f64().unwrap() / measured.as_f64().unwrap();
+    assert!((0.85..1.15).contains(&ratio), "{rows}");
+    let line = failure(trine().args(["project", "--device", "h100"]), 2);
+    assert!(line.contains("agx-orin-64"), "{line}");
+}
+
+#[test]
 fn completions_and_manual_are_made() {
     for shell in ["bash", "elvish", "fish", "powershell", "zsh"] {
         assert!(stdout(&["completions", shell]).contains("perplexity"), "{shell}");
@@ -452,6 +463,7 @@ fn completions_and_manual_are_made() {
         "pull",
         "compare",
         "tsar-model",
+        "project",
         "completions",
         "man",
     ] {
@@ -463,7 +475,7 @@ fn completions_and_manual_are_made() {
     let mut names: Vec<_> =
         std::fs::read_dir(&out).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
     names.sort();
-    assert_eq!(names.len(), 14, "{names:?}");
+    assert_eq!(names.len(), 15, "{names:?}");
     assert!(names.contains(&"trine.1".to_owned()) && names.contains(&"trine-run.1".to_owned()), "{names:?}");
     assert!(pages.contains(&std::fs::read_to_string(out.join("trine-run.1")).unwrap()));
 }

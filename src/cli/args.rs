@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::builder::PossibleValuesParser;
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use trine_backend::{Format, KvFormat};
+use trine_backend::{Activation, Format, KvFormat};
 
 use crate::Result;
 use crate::backend::Settings;
@@ -113,6 +113,10 @@ pub(super) struct FormatArgs {
     /// Number format of embedding and lm_head [default: int8 where the layers are quantised, else as in the file].
     #[arg(long, value_name = "FORMAT")]
     pub(super) head: Option<Format>,
+    /// Columns of an activation that share a scale where weights are INT4 or INT8 [default: 32, or all of a token's where the model
+    /// was trained so].
+    #[arg(long, value_name = "SCALE", value_enum)]
+    pub(super) activations: Option<Activations>,
     /// Number format of the KV cache.
     #[arg(long, alias = "cache-type", value_name = "FORMAT", value_enum, default_value_t = Kv::F16)]
     pub(super) kv: Kv,
@@ -122,9 +126,31 @@ impl FormatArgs {
     /// These formats in the engine's options, the rest by default.
     pub(super) fn engine(&self) -> EngineOptions {
         EngineOptions {
-            formats: Formats { body: self.weights, head: self.head },
+            formats: Formats {
+                body: self.weights,
+                head: self.head,
+                activation: self.activations.map(Activations::activation),
+            },
             kv: self.kv.format(),
             ..EngineOptions::default()
+        }
+    }
+}
+
+/// [`Activation`] by name, for weights that are not dense.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(super) enum Activations {
+    /// One scale for each 32 columns.
+    Block,
+    /// One scale for each token: smaller and coarser.
+    Token,
+}
+
+impl Activations {
+    fn activation(self) -> Activation {
+        match self {
+            Activations::Block => Activation::Block,
+            Activations::Token => Activation::Token,
         }
     }
 }
@@ -664,6 +690,7 @@ impl EvalArgs {
         let formats = FormatArgs {
             weights: self.against_weights,
             head: self.against_head,
+            activations: self.formats.activations,
             kv: self.against_kv.unwrap_or(self.formats.kv),
         };
         let asked =

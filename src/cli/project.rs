@@ -204,6 +204,6 @@ mod tests {
     #[test]
     fn what_was_not_counted_is_refused() {
         let error = projections("trine project --weights int8").unwrap_err().to_string();
-        assert!(error.contains("counted for int4-g32"), "{error}");
+        assert!(error.contains("not for int8"), "{error}");
     }
 }

@@ -111,7 +111,9 @@ fn our_kernels_read_the_format_and_are_bound_by_memory() {
     assert!(projection.share() < Assumptions::LIKELY.share);
     let deep = Projection::new(orin(), Engine::Trine(2), &model, 4096).unwrap();
     assert!(deep.rates[1] < projection.rates[1]);
-    let row = Model { body: "int4-row".parse().unwrap(), ..model };
+    let larger = Model { body: "int4-g128".parse().unwrap(), ..model.clone() };
+    assert!(Projection::new(orin(), Engine::Trine(2), &larger, 0).unwrap().rates[1] > projection.rates[1]);
+    let row = Model { head: "int8".parse().unwrap(), ..model };
     let error = Projection::new(orin(), Engine::Trine(2), &row, 0).unwrap_err().to_string();
-    assert!(error.contains("int4-row"), "{error}");
+    assert!(error.contains("not for int8"), "{error}");
 }

@@ -9,7 +9,7 @@ use crate::{Error, Result};
 
 /// What `ci/cuda-check` counts in `gemv.cu` for sm_87, INT4 with a scale per 32 columns: instructions of a warp for one step of
 /// its 16 lanes (a unit of 32 columns each, `rows` rows), where the steps are unrolled and activations stay in registers (up to
-/// [`SHORT`] steps) and where they are a loop; and for a tile beside its steps.
+/// [`SHORT`] steps) and where they are a loop; and for a tile beside its steps. Larger groups need no more.
 struct Code {
     rows: u32,
     short: f64,
@@ -47,39 +47,46 @@ const END: f64 = 300.0;
 /// The launches of one token with `rows` rows of a matrix for each load of activations.
 ///
 /// # Errors
-/// The weights are not INT4 with a scale per 32 columns, for which the instructions were counted.
+/// The weights are not INT4 without a zero point, for which the instructions were counted.
 pub(super) fn kernels(model: &Model, rows: u32, depth: usize) -> Result<Vec<Kernel>> {
-    let counted = Format::Int4 { group: Group::G32, zero: ZeroKind::Symmetric };
-    if [model.body, model.head].iter().any(|&format| format != counted) {
-        let found = if model.body == counted { model.head } else { model.body };
-        return Err(Error::Usage(format!(
-            "instructions were counted for {counted} weights, not for {found}: --weights {counted} --head {counted}"
-        )));
-    }
+    let group = |format: Format| match format {
+        Format::Int4 { group, zero: ZeroKind::Symmetric } => Ok(group),
+        other => Err(Error::Usage(format!(
+            "instructions were counted for int4 weights without a zero point, not for {other}: try --weights int4-g32 --head int4-g32"
+        ))),
+    };
+    let (body, head) = (group(model.body)?, group(model.head)?);
     let code = CODES.iter().find(|code| code.rows == rows);
     let code = code.ok_or_else(|| Error::Usage(format!("there is no kernel for {rows} rows")))?;
     let layers = model.layers as u32;
     let hidden = model.hidden;
     Ok(vec![
         one_block("embed", 1, 2.0),
-        product(code, "norm, qkv", layers, (model.heads.fused_width(), hidden), true),
+        product(code, "norm, qkv", layers, (model.heads.fused_width(), hidden, body), true),
         attention(model, depth),
-        product(code, "o, add", layers, (hidden, model.heads.query_width()), false),
-        product(code, "norm, gate_up, gate", layers, (2 * model.intermediate, hidden), true),
-        product(code, "down, add", layers, (hidden, model.intermediate), false),
-        product(code, "norm, lm_head", 1, (model.vocab, hidden), true),
+        product(code, "o, add", layers, (hidden, model.heads.query_width(), body), false),
+        product(code, "norm, gate_up, gate", layers, (2 * model.intermediate, hidden, body), true),
+        product(code, "down, add", layers, (hidden, model.intermediate, body), false),
+        product(code, "norm, lm_head", 1, (model.vocab, hidden, head), true),
         one_block("argmax", 1, 4.0),
     ])
 }
 
 /// `norm`: every block normalises and quantises the row first, from the L2 cache, and then goes on from tile to tile.
-fn product(code: &Code, name: &str, launches: u32, (rows, columns): (usize, usize), norm: bool) -> Kernel {
+fn product(
+    code: &Code,
+    name: &str,
+    launches: u32,
+    (rows, columns, group): (usize, usize, Group),
+    norm: bool,
+) -> Kernel {
     let steps = columns.div_ceil(UNIT).div_ceil(SEGMENTS);
     let per_step = if steps <= SHORT { code.short } else { code.long };
     let tile = THREADS / SEGMENTS as u32 * code.rows;
     let tiles = rows.div_ceil(tile as usize) as f64;
-    // A code is half a byte, a scale two bytes; padding is read too.
-    let bytes = f64::from(tile) * (steps * SEGMENTS * (UNIT / 2 + 2)) as f64;
+    // A code is half a byte, a scale two bytes. Codes of the padding are read too, and with a scale per unit its scales.
+    let scales = if group == Group::G32 { steps * SEGMENTS } else { group.count(columns) };
+    let bytes = f64::from(tile) * (steps * SEGMENTS * UNIT / 2 + 2 * scales) as f64;
     let trips = steps.div_ceil(code.depth) as f64;
     let prologue = Chain { memory: 0.0, cache: if norm { 2.0 } else { 1.0 }, cycles: if norm { 900.0 } else { 0.0 } };
     Kernel {
