@@ -103,11 +103,11 @@ mod tests {
         assert_eq!(plan(&bitnet, Formats::default()), pair("ternary", "int8"));
         assert_eq!(plan(&qwen, Formats::default()), pair("int4-g32", "int8"));
         let format = |name: &str| Some(name.parse::<Format>().unwrap());
-        let asked = Formats { body: format("int8"), head: format("int4-g32") };
+        let asked = Formats { body: format("int8"), head: format("int4-g32"), ..Formats::default() };
         for shape in [bitnet, qwen] {
             assert_eq!(plan(&shape, asked), pair("int8", "int4-g32"));
             assert_eq!(logits(&shape, 1, asked).len(), 50);
-            let floats = Formats { body: format("f32"), head: format("bf16") };
+            let floats = Formats { body: format("f32"), head: format("bf16"), ..Formats::default() };
             assert_eq!(plan(&shape, floats), pair("f32", "bf16"));
             assert!(logits(&shape, 1, floats).iter().all(|logit| logit.is_finite()));
         }
