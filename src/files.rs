@@ -140,9 +140,11 @@ impl ModelFiles {
     /// The tokenizer of a model that text goes into.
     ///
     /// # Errors
-    /// The directory has none.
+    /// There is none.
     pub fn require_tokenizer(&self) -> Result<&Tokenizer> {
-        self.tokenizer.as_ref().ok_or_else(|| Error::file(&self.path, "tokenizer.json is missing: text can't be read"))
+        let what = if self.checkpoint.is_gguf() { "tokenizer.ggml.model" } else { "tokenizer.json" };
+        let missing = || Error::file(&self.path, format_args!("{what} is missing: text can't be read"));
+        self.tokenizer.as_ref().ok_or_else(missing)
     }
 }
 

@@ -14,7 +14,7 @@ use crate::files::ModelFiles;
 use crate::formats::Checkpoint;
 use crate::formats::words::Packing;
 use crate::memory::{self, human};
-use crate::model::{Extent, Plan, Quantization};
+use crate::model::{Extent, Formats, Plan, Quantization, load};
 
 /// Runs the subcommand. Reads headers only; no weight is loaded.
 pub(super) fn run<B: Backend>(args: &InfoArgs) -> Result<Exit> {
@@ -22,7 +22,8 @@ pub(super) fn run<B: Backend>(args: &InfoArgs) -> Result<Exit> {
     let options = EngineOptions { context: args.sizes.ctx_size, batch: args.sizes.batch_size, ..args.formats.engine() };
     let extent = options.extent(&files.config)?;
     let plan = Plan::new::<B>(&files.config, &files.checkpoint, &options.formats, &extent)?;
-    let report = Report { files: &files, plan, extent, kv: args.formats.kv.name() };
+    let coded = load::body_is_coded(&files.checkpoint, &files.config, &Formats::default())?;
+    let report = Report { files: &files, plan, extent, kv: args.formats.kv.name(), coded };
     if args.json {
         print_json(&report.json()?)?;
     } else {
@@ -41,11 +42,14 @@ struct Report<'a> {
     plan: Plan,
     extent: Extent,
     kv: &'static str,
+    /// Whether the layers' weights are codes in the file.
+    coded: bool,
 }
 
 impl Report<'_> {
     fn quantization(&self) -> &'static str {
         match self.files.config.quantization {
+            Quantization::None if self.coded => "in GGUF's blocks",
             Quantization::None => "none",
             Quantization::Bitnet { online: true, .. } => "bitnet, ternarised on loading",
             Quantization::Bitnet { online: false, .. } => "bitnet, packed",

@@ -144,6 +144,11 @@ impl Checkpoint {
         &self.path
     }
 
+    /// Whether it is a GGUF file.
+    pub fn is_gguf(&self) -> bool {
+        matches!(self.source, Source::Gguf(_))
+    }
+
     /// The tensor called `name`.
     ///
     /// # Errors

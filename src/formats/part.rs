@@ -3,7 +3,7 @@
 //! The loader fuses parts (q|k|v, gate|up) and asks each for its rows as codes or as floats; what a tensor's bytes mean
 //! is known here and in the formats' own files, and nowhere else.
 
-use trine_backend::{CodedRow, Format, RowBuffer};
+use trine_backend::{CodedRow, Format, HostMatrix, RowBuffer};
 
 use super::bitnet::{self, OnlineTernary, PackedTernary};
 use super::tensor::{Dtype, Tensor, check_finite};
@@ -103,6 +103,12 @@ pub trait Part: Send + Sync {
     /// # Errors
     /// As [`Part::codes`].
     fn floats(&self, row: usize, out: &mut [f32]) -> Result<()>;
+
+    /// The whole matrix where its bytes are already those of [`Part::format`], without a copy; `None` where they are
+    /// not, or are not sound: [`Part::codes`] says what is wrong.
+    fn borrowed(&self) -> Option<HostMatrix<'_>> {
+        None
+    }
 
     /// An error about the tensor that holds the rows.
     fn error(&self, problem: &dyn std::fmt::Display) -> Error;

@@ -1,9 +1,9 @@
-//! Hugging Face's INT4 checkpoints: AWQ and GPTQ, whose codes lie eight to a 32-bit word.
+//! Hugging Face's INT4 and INT8 checkpoints: AWQ and GPTQ, whose codes lie in 32-bit words.
 //!
-//! Both keep a matrix transposed, `[inputs, outputs]`, with an f16 scale and a 4-bit zero point for each group of inputs:
-//! `w = s · (u - z)`. The layouts are those of AutoAWQ's "GEMM" version (the eight outputs of a word in the order 0, 2, 4,
-//! 6, 1, 3, 5, 7 from the lowest nibble) and of AutoGPTQ (eight inputs in a word, in order; zero points stored less one
-//! except in `gptq_v2`; `g_idx` gives each input's group).
+//! Both keep a matrix transposed, `[inputs, outputs]`, with an f16 scale and a zero point, of as many bits as a code, for
+//! each group of inputs: `w = s · (u - z)`. The layouts are those of AutoAWQ's "GEMM" version (the eight outputs of a word
+//! in the order 0, 2, 4, 6, 1, 3, 5, 7 from the lowest nibble) and of AutoGPTQ (eight inputs in a word, or four of 8 bits,
+//! in order; zero points stored less one except in `gptq_v2`; `g_idx` gives each input's group).
 
 use half::f16;
 use trine_backend::{CodedRow, Format, Group, ZeroKind, ZeroRow};
@@ -13,8 +13,10 @@ use super::part::{Part, PartInfo};
 use super::tensor::{Dtype, Tensor};
 use crate::{Error, Result};
 
-/// Codes in a word.
-const CODES: usize = 8;
+/// AWQ's codes in a word.
+const AWQ_CODES: usize = 8;
+/// The zero point of 8-bit codes whose quantisation was symmetric.
+const MIDDLE: u16 = 128;
 
 /// Whose layout it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,9 +25,31 @@ pub enum Packing {
     Awq,
     /// AutoGPTQ's.
     Gptq {
+        /// Bits of a code.
+        bits: GptqBits,
         /// Zero points are stored less one, as before `gptq_v2`.
         less_one: bool,
     },
+}
+
+/// How wide GPTQ's codes are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum GptqBits {
+    /// u in 0..=15.
+    Four,
+    /// u in 0..=255.
+    Eight,
+}
+
+impl Packing {
+    /// Codes in a word.
+    fn codes(self) -> usize {
+        match self {
+            Packing::Awq => AWQ_CODES,
+            Packing::Gptq { bits: GptqBits::Four, .. } => 8,
+            Packing::Gptq { bits: GptqBits::Eight, .. } => 4,
+        }
+    }
 }
 
 /// How wide the groups are: `None` is one for the whole row.
@@ -56,6 +80,8 @@ pub(super) struct WordsPart<'a> {
     /// Each input's group.
     groups: Vec<usize>,
     format: Format,
+    /// Whether `format` keeps the codes.
+    exact: bool,
 }
 
 impl<'a> WordsPart<'a> {
@@ -78,17 +104,18 @@ impl<'a> WordsPart<'a> {
             }
         };
         let words_name = format!("{name}.qweight");
-        if outputs % CODES != 0 || (packing != Packing::Awq && inputs % CODES != 0) {
-            return Err(checkpoint.error(&words_name, format_args!("{outputs} x {inputs} is not packed by eight")));
+        let codes = packing.codes();
+        if outputs % codes != 0 || (packing != Packing::Awq && inputs % codes != 0) {
+            return Err(checkpoint.error(&words_name, format_args!("{outputs} x {inputs} is not packed by {codes}")));
         }
         let width = size.unwrap_or(inputs);
         let count = inputs.div_ceil(width);
         let shape = match packing {
-            Packing::Awq => [inputs, outputs / CODES],
-            Packing::Gptq { .. } => [inputs / CODES, outputs],
+            Packing::Awq => [inputs, outputs / codes],
+            Packing::Gptq { .. } => [inputs / codes, outputs],
         };
         let words = tensor("qweight", &shape, &[Dtype::I32, Dtype::U32])?;
-        let zeros = tensor("qzeros", &[count, outputs / CODES], &[Dtype::I32, Dtype::U32])?;
+        let zeros = tensor("qzeros", &[count, outputs / codes], &[Dtype::I32, Dtype::U32])?;
         let scales = tensor("scales", &[count, outputs], &[Dtype::F16, Dtype::BF16, Dtype::F32])?;
         let groups = match packing {
             Packing::Gptq { .. } if checkpoint.contains(&format!("{name}.g_idx")) => {
@@ -102,12 +129,15 @@ impl<'a> WordsPart<'a> {
             _ => (0..inputs).map(|input| input / width).collect(),
         };
         let in_order = groups.iter().enumerate().all(|(input, &group)| group == input / width);
+        let format = Format::Int8 { group: Group::G32 };
+        let mut part = WordsPart { packing, words, zeros, scales, outputs, groups, format, exact: false };
         // Inputs that were sorted for quantising (desc_act) leave no two neighbours in one group: no group of ours fits.
-        let format = match in_order {
-            true => Format::Int4 { group: group(size), zero: ZeroKind::Point },
-            false => Format::Int8 { group: Group::G32 },
-        };
-        Ok(WordsPart { packing, words, zeros, scales, outputs, groups, format })
+        if in_order && codes == 8 {
+            (part.format, part.exact) = (Format::Int4 { group: group(size), zero: ZeroKind::Point }, true);
+        } else if in_order {
+            part.exact = (0..count).all(|group| (0..outputs).all(|output| part.zero(output, group) == MIDDLE));
+        }
+        Ok(part)
     }
 
     /// What the tensors' headers, and `g_idx`, say about the matrix called `name`.
@@ -117,39 +147,43 @@ impl<'a> WordsPart<'a> {
     pub(super) fn info(checkpoint: &'a Checkpoint, name: &str, packing: Packing, size: GroupSize) -> Result<PartInfo> {
         let words = checkpoint.tensor(&format!("{name}.qweight"))?;
         let (a, b) = words.matrix()?;
-        let eight = |extent: usize| extent.checked_mul(CODES).ok_or_else(|| words.error("too large"));
+        let times = |extent: usize| extent.checked_mul(packing.codes()).ok_or_else(|| words.error("too large"));
         let shape = match packing {
-            Packing::Awq => [eight(b)?, a],
-            Packing::Gptq { .. } => [b, eight(a)?],
+            Packing::Awq => [times(b)?, a],
+            Packing::Gptq { .. } => [b, times(a)?],
         };
-        let format = Self::new(checkpoint, name, shape, packing, size)?.format;
+        let Self { format, exact, .. } = Self::new(checkpoint, name, shape, packing, size)?;
         let stored = match packing {
             Packing::Awq => "AWQ",
             Packing::Gptq { .. } => "GPTQ",
         };
-        let exact = matches!(format, Format::Int4 { .. });
         Ok(PartInfo { tensor: words.name().to_owned(), format, stored: stored.to_owned(), exact })
     }
 
     fn code(&self, output: usize, input: usize) -> u8 {
         match self.packing {
-            Packing::Awq => awq_nibble(&self.words, input * (self.outputs / CODES), output),
-            Packing::Gptq { .. } => nibble(word(&self.words, input / CODES * self.outputs + output), input % CODES),
+            Packing::Awq => awq_nibble(&self.words, input * (self.outputs / AWQ_CODES), output),
+            Packing::Gptq { bits, .. } => {
+                let codes = self.packing.codes();
+                code(bits, word(&self.words, input / codes * self.outputs + output), input % codes)
+            }
         }
     }
 
-    fn zero(&self, output: usize, group: usize) -> u8 {
-        let first = group * (self.outputs / CODES);
+    fn zero(&self, output: usize, group: usize) -> u16 {
+        let codes = self.packing.codes();
+        let first = group * (self.outputs / codes);
         match self.packing {
-            Packing::Awq => awq_nibble(&self.zeros, first, output),
-            Packing::Gptq { less_one } => {
-                nibble(word(&self.zeros, first + output / CODES), output % CODES) + u8::from(less_one)
+            Packing::Awq => awq_nibble(&self.zeros, first, output).into(),
+            Packing::Gptq { bits, less_one } => {
+                let stored = code(bits, word(&self.zeros, first + output / codes), output % codes);
+                u16::from(stored) + u16::from(less_one)
             }
         }
     }
 
     /// Zero point and scale of every group of an output.
-    fn grid(&self, output: usize) -> Result<Vec<(u8, f16)>> {
+    fn grid(&self, output: usize) -> Result<Vec<(u16, f16)>> {
         let count = self.scales.shape()[0];
         let scale = |group: usize| {
             let scale = scale(&self.scales, group * self.outputs + output);
@@ -186,7 +220,20 @@ impl Part for WordsPart<'_> {
                 let grid = self.grid(row)?;
                 let width = group.columns(inputs);
                 for (index, (scale, point)) in scales.iter_mut().zip(points).enumerate() {
-                    (*point, *scale) = grid[self.groups[index * width]];
+                    let (zero, of_group) = grid[self.groups[index * width]];
+                    // At most 16.
+                    (*point, *scale) = (zero as u8, of_group);
+                }
+                Ok(())
+            }
+            (Format::Int8 { group }, CodedRow::Int8 { codes, scales }) if self.exact => {
+                // Code -128, which ours do not have, becomes -127.
+                let signed = |input| (i16::from(self.code(row, input)) - MIDDLE as i16).max(-127) as i8;
+                codes.iter_mut().enumerate().for_each(|(input, code)| *code = signed(input));
+                let grid = self.grid(row)?;
+                let width = group.columns(inputs);
+                for (index, scale) in scales.iter_mut().enumerate() {
+                    *scale = grid[self.groups[index * width]].1;
                 }
                 Ok(())
             }
@@ -230,11 +277,18 @@ fn nibble(word: u32, place: usize) -> u8 {
     (word >> (4 * place) & 15) as u8
 }
 
+fn code(bits: GptqBits, word: u32, place: usize) -> u8 {
+    match bits {
+        GptqBits::Four => nibble(word, place),
+        GptqBits::Eight => word.to_le_bytes()[place],
+    }
+}
+
 /// Output `output` of the words that begin at `first`.
 fn awq_nibble(tensor: &Tensor<'_>, first: usize, output: usize) -> u8 {
     // Where the word's outputs 0 to 7 are.
-    const PLACES: [usize; CODES] = [0, 4, 1, 5, 2, 6, 3, 7];
-    nibble(word(tensor, first + output / CODES), PLACES[output % CODES])
+    const PLACES: [usize; AWQ_CODES] = [0, 4, 1, 5, 2, 6, 3, 7];
+    nibble(word(tensor, first + output / AWQ_CODES), PLACES[output % AWQ_CODES])
 }
 
 fn scale(tensor: &Tensor<'_>, index: usize) -> f16 {
@@ -261,7 +315,8 @@ mod tests {
     use super::*;
 
     const AWQ: Packing = Packing::Awq;
-    const GPTQ: Packing = Packing::Gptq { less_one: true };
+    const GPTQ: Packing = Packing::Gptq { bits: GptqBits::Four, less_one: true };
+    const GPTQ8: Packing = Packing::Gptq { bits: GptqBits::Eight, less_one: true };
 
     /// Every matrix of a fixture as floats and as codes, against the weights that its maker had.
     fn check(folder: &str, packing: Packing, exact: bool) {
@@ -303,7 +358,45 @@ mod tests {
 
     #[test]
     fn sorted_inputs_are_put_back_and_rounded_to_eight_bits() {
-        check("gptq-sorted", Packing::Gptq { less_one: false }, false);
+        check("gptq-sorted", Packing::Gptq { bits: GptqBits::Four, less_one: false }, false);
+    }
+
+    /// GPTQ's tensors of 8 bits, 4 outputs and 64 inputs in two groups, with this zero point; code `u` of input `i` and
+    /// output `o` is `4 i + o`.
+    fn gptq8(zero: u8) -> Checkpoint {
+        let words: Vec<u8> = (0..16u8)
+            .flat_map(|four| (0..4u8).flat_map(move |output| (0..4).map(move |i| (4 * four + i) * 4 + output)))
+            .collect();
+        let scales: Vec<u8> = (0..8).flat_map(|i| f16::from_f32(1.0 / f32::from(i + 1u8)).to_le_bytes()).collect();
+        let builder = Builder::default()
+            .tensor("m.qweight", "I32", &[16, 4], &words)
+            .tensor("m.qzeros", "I32", &[2, 1], &[zero - 1; 8])
+            .tensor("m.scales", "F16", &[2, 4], &scales);
+        Checkpoint::from_bytes("test", builder.build()).unwrap()
+    }
+
+    #[test]
+    fn eight_bits_are_kept_where_zero_is_in_the_middle() {
+        for (zero, exact) in [(128, true), (120, false)] {
+            let checkpoint = gptq8(zero);
+            let info = WordsPart::info(&checkpoint, "m", GPTQ8, Some(32)).unwrap();
+            assert_eq!((info.format, info.exact), (Format::Int8 { group: Group::G32 }, exact));
+            let part = WordsPart::new(&checkpoint, "m", [4, 64], GPTQ8, Some(32)).unwrap();
+            let host = HostMatrix::coded(4, 64, part.format(), |row, out| part.codes(row, out)).unwrap();
+            let (mut floats, mut coded) = (vec![0.0; 64], vec![0.0; 64]);
+            for row in 0..4 {
+                part.floats(row, &mut floats).unwrap();
+                host.dequantize_row(row, &mut coded);
+                for (input, (float, coded)) in floats.iter().zip(&coded).enumerate() {
+                    let scale = f16::from_f32(1.0 / (input / 32 * 4 + row + 1) as f32).to_f32();
+                    let expected = scale * ((4 * input + row) as f32 - f32::from(zero));
+                    assert_eq!(*float, expected);
+                    // Code 0 of output 0 is the -128 that ours do not have.
+                    let bound = if !exact || (input, row) == (0, 0) { scale } else { 0.0 };
+                    assert!((coded - expected).abs() <= bound, "{coded} for {expected}");
+                }
+            }
+        }
     }
 
     /// AWQ's tensors of 8 outputs and 32 inputs, one of them changed.
@@ -341,7 +434,7 @@ mod tests {
         assert_eq!(problem("missing"), Err("test: tensor \"m.scales\" is missing".to_owned()));
         let checkpoint = awq("");
         let odd = WordsPart::new(&checkpoint, "m", [7, 32], AWQ, None).err().unwrap().to_string();
-        assert_eq!(odd, "test: tensor \"m.qweight\": 7 x 32 is not packed by eight");
+        assert_eq!(odd, "test: tensor \"m.qweight\": 7 x 32 is not packed by 8");
         let part = WordsPart::new(&checkpoint, "m", [8, 32], AWQ, None).unwrap();
         assert!(part.floats(8, &mut [0.0; 32]).unwrap_err().to_string().ends_with("row 8 of 8"));
     }

@@ -234,9 +234,16 @@ impl<'a> Fused<'a> {
         Ok(Fused { parts })
     }
 
-    /// The matrix in `format`: code by code where that holds the parts' codes, else quantised anew.
-    pub(crate) fn host(&self, source: &MatrixSource, format: Format) -> Result<HostMatrix<'static>> {
+    /// The matrix in `format`: as the file has it where it can be used so, code by code where the format holds the parts'
+    /// codes, else quantised anew.
+    pub(crate) fn host(&self, source: &MatrixSource, format: Format) -> Result<HostMatrix<'_>> {
         let (rows, columns) = (source.rows(), source.columns);
+        if let [(_, part)] = self.parts.as_slice()
+            && part.format() == format
+            && let Some(host) = part.borrowed()
+        {
+            return self.with_activation(host);
+        }
         let host = if format.is_dense() {
             HostMatrix::quantize(rows, columns, format, |row, out| self.floats(row, out))?
         } else {
@@ -246,7 +253,7 @@ impl<'a> Fused<'a> {
     }
 
     /// BitNet models were trained with one activation scale per token, whatever holds their codes.
-    pub(crate) fn with_activation(&self, host: HostMatrix<'static>) -> Result<HostMatrix<'static>> {
+    pub(crate) fn with_activation<'m>(&self, host: HostMatrix<'m>) -> Result<HostMatrix<'m>> {
         let per_token = self.is_ternary() && !host.format().is_dense();
         Ok(if per_token { host.with_activation(Activation::Token)? } else { host })
     }

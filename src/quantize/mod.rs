@@ -283,7 +283,7 @@ impl<B: Backend> Run<'_, B> {
         let (rows, columns) = (source.rows(), source.columns);
         let held = fused.formats().iter().all(|native| !native.is_dense() && format.holds(*native));
         let matrix = if held {
-            fused.host(source, format)?
+            fused.host(source, format)?.into_owned()
         } else {
             let read = |row: usize, out: &mut [f32]| fused.floats(row, out);
             fused.with_activation(rows::quantize(rows, columns, format, self.options.method, inputs, read)?)?

@@ -2,7 +2,7 @@
 
 use trine_backend::{CodedRow, Format, Group, ZeroKind};
 
-use super::blocks::{self, I2s};
+use super::blocks::{self, I2s, Packing};
 use super::header::Entry;
 use super::names::RowOrder;
 use super::types::GgmlType;
@@ -30,21 +30,23 @@ enum Rows<'a> {
 
 impl<'a> GgufPart<'a> {
     /// The matrix `entry`, `[rows, columns]`; `dense` is the tensor where it is one of floats. Reads the scales of TQ1_0
-    /// and TQ2_0: blocks of a row that agree on it are a row of our ternary format.
+    /// and TQ2_0: blocks of a row that agree on it are a row of our ternary format. `packing` is that of I2_S tensors.
     pub(super) fn new(
         path: &'a std::path::Path,
         source: &'a Mapped,
         entry: &'a Entry,
         dense: Option<Tensor<'a>>,
         order: RowOrder,
+        packing: Packing,
     ) -> Result<Self> {
         let columns = entry.shape.last().copied().unwrap_or(1);
         let bytes = &source[entry.range.clone()];
         let rows = match (dense, entry.kind) {
             (Some(tensor), _) => Rows::Dense(tensor),
             (None, GgmlType::I2S) => {
-                let elements = entry.shape.iter().product();
-                Rows::I2s(I2s::new(bytes, elements).map_err(|problem| error(path, &entry.name, problem))?)
+                let rows = entry.shape.iter().rev().skip(1).product();
+                let i2s = I2s::new(bytes, [rows, columns], packing);
+                Rows::I2s(i2s.map_err(|problem| error(path, &entry.name, problem))?)
             }
             (None, kind) => Rows::Blocks(bytes, columns / kind.block() * kind.block_bytes()),
         };
@@ -78,7 +80,7 @@ impl<'a> GgufPart<'a> {
     }
 
     fn ternary(&self, i2s: &I2s<'_>, row: usize, out: &mut [i8]) -> Result<f32> {
-        i2s.values(row * self.columns, out).map_err(|problem| self.problem(row, problem))?;
+        i2s.row(row, out).map_err(|problem| self.problem(row, problem))?;
         Ok(i2s.scale)
     }
 }

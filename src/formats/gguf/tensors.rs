@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use super::blocks::Packing;
 use super::config;
 use super::header::{Entry, GgufFile, Metadata};
 use super::names::{ROPE_FACTORS, RowOrder, graph_name, row_order};
@@ -21,6 +22,8 @@ pub struct GgufTensors {
     entries: Vec<Entry>,
     /// The graph's name -> index in `entries`, and how rows are stored.
     places: BTreeMap<String, (usize, RowOrder)>,
+    /// Of I2_S tensors.
+    packing: Packing,
 }
 
 impl GgufFile {
@@ -49,9 +52,16 @@ impl GgufFile {
                 return Err(Error::file(metadata.path(), problem));
             }
         }
-        let tensors = GgufTensors { path: metadata.path().to_owned(), bytes, entries, places };
+        let packing = i2s_packing(&bytes, &entries);
+        let tensors = GgufTensors { path: metadata.path().to_owned(), bytes, entries, places, packing };
         Ok((metadata, tensors))
     }
+}
+
+fn i2s_packing(bytes: &Mapped, entries: &[Entry]) -> Packing {
+    let coded = entries.iter().filter(|entry| entry.kind == GgmlType::I2S);
+    let shaped = coded.filter_map(|entry| Some((entry, <[usize; 2]>::try_from(entry.shape.as_slice()).ok()?)));
+    Packing::of(shaped.filter_map(|(entry, shape)| Some((bytes.get(entry.range.clone())?, shape))))
 }
 
 impl GgufTensors {
@@ -137,7 +147,8 @@ impl GgufTensors {
     pub fn part(&self, name: &str, shape: [usize; 2]) -> Result<Box<dyn Part + '_>> {
         let (entry, order) = self.find(&format!("{name}.weight"))?;
         self.expect_shape(entry, &shape)?;
-        Ok(Box::new(GgufPart::new(&self.path, &self.bytes, entry, self.dense(entry), order)?))
+        let dense = self.dense(entry);
+        Ok(Box::new(GgufPart::new(&self.path, &self.bytes, entry, dense, order, self.packing)?))
     }
 
     /// As [`Checkpoint::vector`](crate::formats::Checkpoint::vector).

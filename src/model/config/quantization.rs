@@ -3,7 +3,7 @@
 use super::fields::{Fields, brief, list};
 use crate::Result;
 pub use crate::formats::Quantization;
-use crate::formats::words::{GroupSize, Packing, is_group_size};
+use crate::formats::words::{GptqBits, GroupSize, Packing, is_group_size};
 
 impl Quantization {
     pub(super) fn read(config: &Fields<'_>) -> Result<Self> {
@@ -50,7 +50,7 @@ fn read_trine(fields: &Fields<'_>) -> Result<Quantization> {
 
 fn read_awq(fields: &Fields<'_>) -> Result<Quantization> {
     check_exceptions(fields)?;
-    let group = four_bits(fields, "w_bit", "q_group_size")?;
+    let (_, group) = bits_and_group(fields, ["w_bit", "q_group_size"], &[4])?;
     if fields.flag("zero_point")? == Some(false) {
         return Err(fields.error("zero_point", "false is not supported: AWQ's weights with zero points are"));
     }
@@ -65,7 +65,8 @@ fn read_awq(fields: &Fields<'_>) -> Result<Quantization> {
 
 fn read_gptq(fields: &Fields<'_>) -> Result<Quantization> {
     check_exceptions(fields)?;
-    let group = four_bits(fields, "bits", "group_size")?;
+    let (bits, group) = bits_and_group(fields, ["bits", "group_size"], &[4, 8])?;
+    let bits = if bits == 8 { GptqBits::Eight } else { GptqBits::Four };
     for field in ["is_marlin_format", "lm_head"] {
         if fields.flag(field)?.unwrap_or(false) {
             return Err(fields.error(field, "true is not supported"));
@@ -82,22 +83,28 @@ fn read_gptq(fields: &Fields<'_>) -> Result<Quantization> {
             return Err(fields.error("checkpoint_format", problem));
         }
     };
-    Ok(Quantization::Words { packing: Packing::Gptq { less_one }, group })
+    Ok(Quantization::Words { packing: Packing::Gptq { bits, less_one }, group })
 }
 
-/// Checks that there are 4 bits and reads the size of a group, where -1 is a whole row; both fields have older names.
-fn four_bits(fields: &Fields<'_>, old_bits: &str, old_group: &str) -> Result<GroupSize> {
+/// Reads the bits of a code, which must be among `supported`, and the size of a group, where -1 is a whole row; both
+/// fields have older names.
+fn bits_and_group(
+    fields: &Fields<'_>,
+    [old_bits, old_group]: [&str; 2],
+    supported: &[u64],
+) -> Result<(u64, GroupSize)> {
     let either =
         |new: &'static str, old: &str| if fields.value(new).is_some() { new.to_owned() } else { old.to_owned() };
     let (bits, group) = (either("bits", old_bits), either("group_size", old_group));
-    match fields.required("bits", fields.count(&bits)?)? {
-        4 => {}
-        other => return Err(fields.error(&bits, format_args!("{other} is not supported: 4 is"))),
+    let found = fields.required("bits", fields.count(&bits)?)?;
+    if !supported.contains(&found) {
+        let known = if supported.len() == 1 { "4 is" } else { "4 and 8 are" };
+        return Err(fields.error(&bits, format_args!("{found} is not supported: {known}")));
     }
     match fields.required("group_size", fields.number(&group)?)? {
-        -1.0 => Ok(None),
+        -1.0 => Ok((found, None)),
         size if size.fract() == 0.0 && size <= f64::from(1 << 20) && is_group_size(size as usize) => {
-            Ok(Some(size as usize))
+            Ok((found, Some(size as usize)))
         }
         _ => {
             let found = fields.value(&group).map(brief).unwrap_or_default();

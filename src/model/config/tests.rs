@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::formats::test_files::{FIXTURES, fixture};
-use crate::formats::words::Packing;
+use crate::formats::words::{GptqBits, Packing};
 
 const CONFIG: &str = "m/config.json";
 const GENERATION: &str = "m/generation_config.json";
@@ -446,9 +446,12 @@ fn quantisation_is_bitnet_or_refused() {
         "modules_to_not_convert": null});
     assert_eq!(quantization(awq).unwrap(), words(Packing::Awq, Some(128)));
     let gptq = json!({"quant_method": "gptq", "bits": 4, "group_size": -1, "desc_act": true});
-    assert_eq!(quantization(gptq).unwrap(), words(Packing::Gptq { less_one: true }, None));
-    let second = json!({"quant_method": "gptq", "bits": 4, "group_size": 64, "checkpoint_format": "gptq_v2"});
-    assert_eq!(quantization(second).unwrap(), words(Packing::Gptq { less_one: false }, Some(64)));
+    assert_eq!(quantization(gptq).unwrap(), words(Packing::Gptq { bits: GptqBits::Four, less_one: true }, None));
+    let second = json!({"quant_method": "gptq", "bits": 8, "group_size": 64, "checkpoint_format": "gptq_v2"});
+    assert_eq!(
+        quantization(second).unwrap(),
+        words(Packing::Gptq { bits: GptqBits::Eight, less_one: false }, Some(64))
+    );
     for (fields, expected) in [
         (json!({}), "quant_method: is missing"),
         (
@@ -466,7 +469,7 @@ fn quantisation_is_bitnet_or_refused() {
         ),
         (json!({"quant_method": "awq"}), "bits: is missing"),
         (json!({"quant_method": "awq", "bits": 8, "group_size": 128}), "bits: 8 is not supported: 4 is"),
-        (json!({"quant_method": "gptq", "bits": 3, "group_size": 128}), "bits: 3 is not supported: 4 is"),
+        (json!({"quant_method": "gptq", "bits": 3, "group_size": 128}), "bits: 3 is not supported: 4 and 8 are"),
         (json!({"quant_method": "awq", "w_bit": 4}), "group_size: is missing"),
         (
             json!({"quant_method": "awq", "bits": 4, "group_size": 48}),

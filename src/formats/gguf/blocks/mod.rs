@@ -2,6 +2,7 @@
 //!
 //! A row is whole blocks (the header is checked for that), so nothing here can fail but a code that stands for nothing.
 
+mod i2s;
 mod k;
 mod legacy;
 mod ternary;
@@ -9,7 +10,8 @@ mod ternary;
 use half::f16;
 use trine_backend::{CodedRow, ZeroRow};
 
-pub(super) use ternary::{I2s, block_scales};
+pub(super) use i2s::{I2s, Packing};
+pub(super) use ternary::block_scales;
 
 use super::types::GgmlType;
 

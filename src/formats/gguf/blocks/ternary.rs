@@ -1,4 +1,4 @@
-//! Ternary blocks: TQ1_0 and TQ2_0 of 256 columns with an f16 scale behind them, and bitnet.cpp's I2_S.
+//! Ternary blocks: TQ1_0 and TQ2_0 of 256 columns with an f16 scale behind them.
 
 use half::f16;
 
@@ -6,8 +6,6 @@ use super::super::types::GgmlType;
 use super::{Problem, half_at};
 
 const COLUMNS: usize = 256;
-/// Columns that share a byte row of I2_S.
-const I2S_COLUMNS: usize = 128;
 
 /// The scales of a row's blocks.
 pub(in super::super) fn block_scales(kind: GgmlType, row: &[u8]) -> impl Iterator<Item = f16> + '_ {
@@ -85,44 +83,5 @@ fn unpack_base3(bytes: &[u8], values: &mut [i8]) {
                 *value = ((u16::from(rest) * 3) >> 8) as i8 - 1;
             }
         }
-    }
-}
-
-/// An I2_S tensor: codes of the whole matrix in blocks of 128, then one f32 scale. Byte `j` of a block's 32 holds columns
-/// `j`, `j + 32`, `j + 64`, `j + 96` from its highest bits down, as t + 1. (The layout of x86 builds, which published
-/// files have.)
-#[derive(Debug, Clone, Copy)]
-pub(in super::super) struct I2s<'a> {
-    codes: &'a [u8],
-    pub(in super::super) scale: f32,
-}
-
-impl<'a> I2s<'a> {
-    /// Reads a tensor of `elements`.
-    pub(in super::super) fn new(bytes: &'a [u8], elements: usize) -> Problem<Self> {
-        if !elements.is_multiple_of(I2S_COLUMNS) {
-            return Err(format!("{elements} weights are no whole blocks of I2_S, which have {I2S_COLUMNS}"));
-        }
-        let short = || "too few bytes for I2_S".to_owned();
-        let (codes, tail) = bytes.split_at_checked(elements / 4).ok_or_else(short)?;
-        let scale = f32::from_le_bytes(*tail.first_chunk().ok_or_else(short)?);
-        if !scale.is_finite() {
-            return Err(format!("the scale {scale}: the weights are damaged"));
-        }
-        Ok(Self { codes, scale })
-    }
-
-    /// The values -1, 0, 1 from element `start` on.
-    pub(in super::super) fn values(&self, start: usize, out: &mut [i8]) -> Problem<()> {
-        for (element, out) in (start..).zip(out.iter_mut()) {
-            let (block, column) = (element / I2S_COLUMNS, element % I2S_COLUMNS);
-            let byte = self.codes.get(block * 32 + column % 32).ok_or("there is no such row")?;
-            let code = byte >> (6 - 2 * (column / 32)) & 3;
-            if code == 3 {
-                return Err(format!("invalid ternary code 3 at weight {element}"));
-            }
-            *out = code as i8 - 1;
-        }
-        Ok(())
     }
 }
