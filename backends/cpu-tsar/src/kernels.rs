@@ -27,6 +27,8 @@ use crate::activations::{CodeBlock, Tokens, quantize_plain};
 use crate::isa::Isa;
 use crate::weights::{Layout, TILE};
 
+#[cfg(target_arch = "x86_64")]
+pub(crate) use avx2::Simd as Avx2;
 pub(crate) use selection::{Kernels, Selection};
 
 /// What a kernel works on.
