@@ -21,6 +21,8 @@ mod selection;
 pub(crate) mod tsar;
 mod vnni;
 
+use std::num::NonZero;
+
 use trine_backend::{Activation, Format};
 
 use crate::activations::{CodeBlock, Tokens, quantize_plain};
@@ -40,6 +42,9 @@ pub(crate) struct Job<'a> {
     pub(crate) tiles: &'a [u8],
     /// As many tokens as the kernel takes.
     pub(crate) tokens: Tokens<'a>,
+    /// How many bytes after its tiles the weights begin that are needed next, if they should be asked for now: only the
+    /// first tokens that go past some tiles find them in memory.
+    pub(crate) ahead: Option<NonZero<usize>>,
 }
 
 impl<'a> Job<'a> {

@@ -3,6 +3,8 @@
 // Lanes are gone over by index: what is called in a closure would be compiled without the instruction set.
 #![allow(clippy::needless_range_loop)]
 
+use std::ops::Range;
+
 use pulp::NullaryFnOnce;
 
 use super::CHUNK;
@@ -133,7 +135,8 @@ impl Chunk<'_> {
     #[inline(always)]
     fn score_tile<C: Cell>(&mut self, simd: impl Simd, start: usize, keys: &[C], ahead: usize) {
         let stride = self.stride;
-        for_heads(self.lens, self.group, start, |h, together, seen| {
+        let mut runs = Runs::new(self.lens, self.group, start);
+        while let Some((h, together, seen)) = runs.next() {
             let (queries, keys) = (&self.queries[h * stride..], &keys[..seen * stride]);
             let scores = &mut self.scores[h * CHUNK + start..];
             match together {
@@ -141,7 +144,7 @@ impl Chunk<'_> {
                 2 => dots::<_, C, 2, 4>(simd, queries, keys, stride, ahead, scores),
                 _ => dots::<_, C, 1, 8>(simd, queries, keys, stride, ahead, scores),
             }
-        });
+        }
     }
 
     /// Whether all heads are computed together: then a vector is widened where it is used.
@@ -199,7 +202,8 @@ impl Chunk<'_> {
     #[inline(always)]
     fn weigh_tile<C: Cell>(&mut self, simd: impl Simd, start: usize, values: &[C], ahead: usize) {
         let stride = self.stride;
-        for_heads(self.lens, self.group, start, |h, together, seen| {
+        let mut runs = Runs::new(self.lens, self.group, start);
+        while let Some((h, together, seen)) = runs.next() {
             let (weights, values) = (&self.scores[h * CHUNK + start..], &values[..seen * stride]);
             let sums = &mut self.partial.values[h * stride..];
             match together {
@@ -207,7 +211,7 @@ impl Chunk<'_> {
                 2 => weighted_sums::<_, C, 2, 4>(simd, weights, values, stride, ahead, sums),
                 _ => weighted_sums::<_, C, 1, 8>(simd, weights, values, stride, ahead, sums),
             }
-        });
+        }
     }
 }
 
@@ -220,33 +224,48 @@ fn prefetch<C>(simd: impl Simd, cells: &[C], ahead: usize) {
     }
 }
 
-/// Calls `task(first head, 4, 2 or 1 heads, positions that they see)` until all heads of all rows that see any of the
-/// [`TILE`] positions from `start` on have been covered. Rows that see equally many go together, so that groups of
-/// any size fill the registers.
-#[inline(always)]
-fn for_heads(lens: &[usize], group: usize, start: usize, mut task: impl FnMut(usize, usize, usize)) {
-    let seen = |row: usize| lens[row].saturating_sub(start).min(TILE);
-    let mut row = 0;
-    while row < lens.len() {
-        let positions = seen(row);
-        let first = row * group;
-        row += 1;
-        while row < lens.len() && seen(row) == positions {
-            row += 1;
+/// The heads of all rows that see any of the [`TILE`] positions from `start` on, in turn: the first, 4, 2 or 1 of them, and
+/// the positions that they see. Rows that see equally many go together, so that groups of any size fill the registers.
+struct Runs<'a> {
+    lens: &'a [usize],
+    group: usize,
+    start: usize,
+    /// The rows that are not begun, and the heads that are left of those that are.
+    row: usize,
+    heads: Range<usize>,
+    seen: usize,
+}
+
+impl<'a> Runs<'a> {
+    #[inline(always)]
+    fn new(lens: &'a [usize], group: usize, start: usize) -> Self {
+        Runs { lens, group, start, row: 0, heads: 0..0, seen: 0 }
+    }
+
+    #[inline(always)]
+    fn seen(&self, row: usize) -> usize {
+        self.lens[row].saturating_sub(self.start).min(TILE)
+    }
+
+    /// Not an iterator, whose loop might be a closure's: see above.
+    #[inline(always)]
+    fn next(&mut self) -> Option<(usize, usize, usize)> {
+        while self.heads.is_empty() {
+            if self.row == self.lens.len() {
+                return None;
+            }
+            let first = self.row;
+            self.seen = self.seen(first);
+            while self.row < self.lens.len() && self.seen(self.row) == self.seen {
+                self.row += 1;
+            }
+            if self.seen > 0 {
+                self.heads = first * self.group..self.row * self.group;
+            }
         }
-        if positions == 0 {
-            continue;
-        }
-        let mut head = first;
-        while head < row * group {
-            let together = match row * group - head {
-                4.. => 4,
-                2..=3 => 2,
-                _ => 1,
-            };
-            task(head, together, positions);
-            head += together;
-        }
+        let (head, together) = (self.heads.start, 1 << self.heads.len().min(4).ilog2());
+        self.heads.start += together;
+        Some((head, together, self.seen))
     }
 }
 

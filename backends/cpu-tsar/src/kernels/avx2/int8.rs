@@ -33,10 +33,8 @@ pub(super) fn product<const R: usize, const T: usize>(simd: Simd, job: &Job<'_>,
         let mut broadcasts = [&[0; 8]; T];
         for r in 0..R {
             codes[r] = tiles[r][at..].first_chunk().expect("a block has all of its codes");
-            {
-                for line in 0..BLOCK_BYTES / 64 {
-                    prefetch_next(simd, job, &codes[r][64 * line..]);
-                }
+            for line in 0..BLOCK_BYTES / 64 {
+                prefetch_next(simd, job, &codes[r][64 * line..]);
             }
         }
         for t in 0..T {
