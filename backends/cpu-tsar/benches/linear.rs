@@ -18,8 +18,8 @@ use trine_cpu_tsar::{Isa, Multiplier};
 /// Outputs and inputs: the attention and feed-forward products of BitNet b1.58 2B.
 const SHAPES: [(usize, usize); 3] = [(2560, 2560), (6912, 2560), (2560, 6912)];
 
-/// Tokens of a decode step and of a prefill.
-const BATCHES: [usize; 2] = [1, 64];
+/// Tokens of a decode step, of steps that some texts share, and of a prefill.
+const BATCHES: [usize; 4] = [1, 2, 8, 64];
 
 const FORMATS: [&str; 5] = ["ternary", "int4-g32", "int4-g128", "int8", "bf16"];
 

@@ -130,6 +130,7 @@ pub(crate) struct Token<'a> {
     /// Sum of the codes of each block.
     pub(crate) sums: &'a [i32],
     /// [`centre`] of each block.
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))] // What `vpmaddubsw` starts from.
     pub(crate) centres: &'a [i32],
     /// Sum of all codes.
     pub(crate) total: i32,

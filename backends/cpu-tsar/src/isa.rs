@@ -6,7 +6,7 @@ use std::str::FromStr;
 use pulp::NullaryFnOnce;
 use trine_backend::{Error, Result};
 
-use crate::kernels::{self, Selection};
+use crate::kernels::Selection;
 use crate::topology;
 
 /// How the CPU backend runs.
@@ -89,7 +89,7 @@ impl Isa {
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 => pulp::x86::V3::is_available(),
             #[cfg(target_arch = "x86_64")]
-            Isa::AvxVnni | Isa::Avx512 => kernels::has_vnni(self),
+            Isa::AvxVnni | Isa::Avx512 => crate::kernels::has_vnni(self),
             #[cfg(target_arch = "aarch64")]
             Isa::Neon => pulp::aarch64::Neon::is_available(),
             #[allow(unreachable_patterns)] // Every architecture lacks another one.

@@ -19,7 +19,10 @@ mod neon;
 mod plain;
 mod selection;
 pub(crate) mod tsar;
+#[cfg(target_arch = "x86_64")]
 mod vnni;
+
+use std::num::NonZero;
 
 use trine_backend::{Activation, Format};
 
@@ -27,6 +30,8 @@ use crate::activations::{CodeBlock, Tokens, quantize_plain};
 use crate::isa::Isa;
 use crate::weights::{Layout, TILE};
 
+#[cfg(target_arch = "x86_64")]
+pub(crate) use avx2::Simd as Avx2;
 pub(crate) use selection::{Kernels, Selection};
 
 /// What a kernel works on.
@@ -38,6 +43,10 @@ pub(crate) struct Job<'a> {
     pub(crate) tiles: &'a [u8],
     /// As many tokens as the kernel takes.
     pub(crate) tokens: Tokens<'a>,
+    /// How many bytes after its tiles the weights begin that are needed next, if they should be asked for now: only the
+    /// first tokens that go past some tiles find them in memory.
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))] // Elsewhere the CPU looks ahead by itself.
+    pub(crate) ahead: Option<NonZero<usize>>,
 }
 
 impl<'a> Job<'a> {
@@ -57,6 +66,7 @@ pub(crate) enum Run {
     /// On exactly its number of tiles and tokens; the outputs are `[tile][token]`.
     Tiles(fn(&Job<'_>, &mut [Outputs])),
     /// On up to its number of tiles and tokens, with working memory; the outputs are `[tile][token]`.
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))] // Where no sweep is written yet.
     Sweep(fn(&Job<'_>, &mut Room, &mut [[Outputs; LANES]])),
     /// On tiles in the layout that T-SAR's authors published.
     Published(tsar::Variant),
@@ -90,6 +100,7 @@ pub(crate) struct Wide(pub(crate) [[i32; 8]; LANES / 8]);
 #[derive(Debug)]
 pub(crate) struct Room {
     /// The look-up tables of half a block.
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))] // As above.
     pub(crate) tables: Box<[Lanes; HALF_TABLES]>,
     /// `[row]`: sums of the last blocks.
     pub(crate) narrow: Vec<Lanes>,
@@ -202,6 +213,8 @@ pub(crate) fn kernels(isa: Isa, family: Family) -> &'static [KernelInfo] {
         #[cfg(target_arch = "x86_64")]
         // Where a hypervisor hides F16C the plain kernels give the same bits.
         Isa::Avx2 | Isa::AvxVnni | Isa::Avx512 if avx2::Simd::is_available() => &avx2::KERNELS,
+        #[cfg(any(target_arch = "aarch64", test))]
+        Isa::Neon if neon::dot::is_available() => &neon::dot::KERNELS,
         #[cfg(any(target_arch = "aarch64", test))]
         Isa::Neon => &neon::KERNELS,
         _ => &plain::KERNELS,

@@ -2,6 +2,7 @@
 
 mod published;
 
+use std::num::NonZero;
 use std::ops::Range;
 
 use trine_backend::{Activation, HostMatrix, Result};
@@ -112,7 +113,7 @@ impl Product<'_> {
         for first in tiles.clone().step_by(kernel.tiles) {
             let last = (first + kernel.tiles).min(tiles.end);
             let bytes = &self.weight.tiles()[first * layout.tile_bytes..last * layout.tile_bytes];
-            let job = Job { layout, tiles: bytes, tokens: self.tokens.slice(tokens.start, tokens.len()) };
+            let job = Job { layout, tiles: bytes, tokens: self.tokens.slice(tokens.start, tokens.len()), ahead: None };
             let mut outputs = std::mem::take(&mut room.outputs);
             run(&job, room, &mut outputs[..last - first]);
             for (tile, outputs) in (first..last).zip(&outputs) {
@@ -145,7 +146,7 @@ impl Product<'_> {
                 let mut tile = first;
                 while tile < end {
                     let kernel = self.kernels.tile(end - tile, count);
-                    self.job(kernel, tile, token);
+                    self.job(kernel, tile, token, token == tokens.start);
                     tile += kernel.tiles;
                 }
                 token += count;
@@ -153,14 +154,16 @@ impl Product<'_> {
         }
     }
 
-    /// Runs a kernel and copies the outputs of rows that exist to their places.
-    fn job(&self, kernel: &KernelInfo, tile: usize, token: usize) {
+    /// Runs a kernel and copies the outputs of rows that exist to their places. `first` says that no tokens went past
+    /// these tiles before.
+    fn job(&self, kernel: &KernelInfo, tile: usize, token: usize, first: bool) {
         let layout = self.weight.layout();
         let tiles = &self.weight.tiles()[tile * layout.tile_bytes..][..kernel.tiles * layout.tile_bytes];
         let mut outputs = [Outputs::default(); MAX_OUTPUTS];
         let outputs = &mut outputs[..kernel.tiles * kernel.tokens];
         let Run::Tiles(run) = kernel.run else { unreachable!("sweeps are not chosen for single tiles") };
-        run(&Job { layout, tiles, tokens: self.tokens.slice(token, kernel.tokens) }, outputs);
+        let ahead = NonZero::new(tiles.len()).filter(|_| first);
+        run(&Job { layout, tiles, tokens: self.tokens.slice(token, kernel.tokens), ahead }, outputs);
         for (tile, outputs) in (tile..).zip(outputs.chunks_exact(kernel.tokens)) {
             self.store(tile, token, outputs);
         }
@@ -174,7 +177,10 @@ impl Product<'_> {
             #[allow(unsafe_code)]
             // SAFETY: a tile is given to one thread for a token, so nobody else holds these rows of it.
             let out = unsafe { self.out.range(start + rows.start..start + rows.end) };
-            out.copy_from_slice(&outputs[..rows.len()]);
+            match <&mut Outputs>::try_from(&mut *out) {
+                Ok(out) => *out = *outputs, // One vector, where a copy of any length would be a call.
+                Err(_) => out.copy_from_slice(&outputs[..out.len()]),
+            }
         }
     }
 }

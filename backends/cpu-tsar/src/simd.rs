@@ -1,7 +1,12 @@
 //! Eight f32 lanes, the same arithmetic on every instruction set: for loops whose sums must stay in
 //! registers, which the compiler does not find by itself.
 
+#[cfg(target_arch = "x86_64")]
+use std::arch::x86_64::__m256;
+
 use crate::isa::Isa;
+#[cfg(target_arch = "x86_64")]
+use crate::kernels::Avx2;
 
 /// Lanes of a vector.
 pub(crate) const LANES: usize = 8;
@@ -20,8 +25,24 @@ pub(crate) trait Simd: Copy {
     fn add(self, a: Self::F32s, b: Self::F32s) -> Self::F32s;
     /// Lane by lane.
     fn mul(self, a: Self::F32s, b: Self::F32s) -> Self::F32s;
+    /// From the bits of f16.
+    fn widen(self, bits: &[u16; LANES]) -> Self::F32s;
+    /// From small integers.
+    fn convert(self, codes: &[i8; LANES]) -> Self::F32s;
+    /// Asks for the cache lines of what will be read soon; it need not exist.
+    #[inline(always)]
+    fn prefetch(self, _: *const u8, _bytes: usize) {}
     /// Sum of the lanes: halves are added until one is left.
     fn sum(self, x: Self::F32s) -> f32;
+    /// [`Simd::sum`] of each vector.
+    #[inline(always)]
+    fn sums(self, x: [Self::F32s; LANES]) -> [f32; LANES] {
+        let mut sums = [0.0; LANES];
+        for i in 0..LANES {
+            sums[i] = self.sum(x[i]);
+        }
+        sums
+    }
 }
 
 /// Code over any [`Simd`].
@@ -35,7 +56,7 @@ impl Isa {
     #[inline(always)]
     pub(crate) fn run(self, kernel: impl Kernel) {
         #[cfg(target_arch = "x86_64")]
-        if let (Isa::Avx2 | Isa::AvxVnni | Isa::Avx512, Some(simd)) = (self, pulp::x86::V3::try_new()) {
+        if let (Isa::Avx2 | Isa::AvxVnni | Isa::Avx512, Some(simd)) = (self, Avx2::try_new()) {
             return simd.vectorize(With { simd, kernel });
         }
         #[cfg(target_arch = "aarch64")]
@@ -96,6 +117,16 @@ impl Simd for Plain {
     }
 
     #[inline(always)]
+    fn widen(self, bits: &[u16; LANES]) -> Self::F32s {
+        std::array::from_fn(|lane| widen_f16(bits[lane]))
+    }
+
+    #[inline(always)]
+    fn convert(self, codes: &[i8; LANES]) -> Self::F32s {
+        std::array::from_fn(|lane| f32::from(codes[lane]))
+    }
+
+    #[inline(always)]
     fn sum(self, x: Self::F32s) -> f32 {
         let four = [x[0] + x[4], x[1] + x[5], x[2] + x[6], x[3] + x[7]];
         (four[0] + four[2]) + (four[1] + four[3])
@@ -103,41 +134,78 @@ impl Simd for Plain {
 }
 
 #[cfg(target_arch = "x86_64")]
-impl Simd for pulp::x86::V3 {
-    type F32s = pulp::f32x8;
+impl Simd for Avx2 {
+    type F32s = __m256;
 
     #[inline(always)]
-    fn splat(self, x: f32) -> Self::F32s {
-        self.splat_f32x8(x)
+    fn splat(self, x: f32) -> __m256 {
+        self.avx._mm256_set1_ps(x)
     }
 
     #[inline(always)]
-    fn load(self, x: &[f32; LANES]) -> Self::F32s {
+    fn load(self, x: &[f32; LANES]) -> __m256 {
         pulp::cast(*x)
     }
 
     #[inline(always)]
-    fn store(self, x: Self::F32s, to: &mut [f32; LANES]) {
+    fn store(self, x: __m256, to: &mut [f32; LANES]) {
         *to = pulp::cast(x);
     }
 
     #[inline(always)]
-    fn add(self, a: Self::F32s, b: Self::F32s) -> Self::F32s {
-        self.add_f32x8(a, b)
+    fn add(self, a: __m256, b: __m256) -> __m256 {
+        self.avx._mm256_add_ps(a, b)
     }
 
     #[inline(always)]
-    fn mul(self, a: Self::F32s, b: Self::F32s) -> Self::F32s {
-        self.mul_f32x8(a, b)
+    fn mul(self, a: __m256, b: __m256) -> __m256 {
+        self.avx._mm256_mul_ps(a, b)
     }
 
     #[inline(always)]
-    fn sum(self, x: Self::F32s) -> f32 {
+    fn widen(self, bits: &[u16; LANES]) -> __m256 {
+        self.halves(pulp::cast(*bits))
+    }
+
+    #[inline(always)]
+    fn convert(self, codes: &[i8; LANES]) -> __m256 {
+        let codes = self.sse2._mm_set1_epi64x(pulp::cast(*codes));
+        self.avx._mm256_cvtepi32_ps(self.avx2._mm256_cvtepi8_epi32(codes))
+    }
+
+    #[inline(always)]
+    fn prefetch(self, at: *const u8, bytes: usize) {
+        const T0: i32 = std::arch::x86_64::_MM_HINT_T0;
+        for line in (0..bytes).step_by(64) {
+            self.sse._mm_prefetch::<T0>(at.wrapping_add(line).cast());
+        }
+    }
+
+    #[inline(always)]
+    fn sum(self, x: __m256) -> f32 {
         let [low, high]: [pulp::f32x4; 2] = pulp::cast(x);
         let four = self.sse._mm_add_ps(pulp::cast(low), pulp::cast(high));
         let two = self.sse._mm_add_ps(four, self.sse._mm_movehl_ps(four, four));
         let one = self.sse._mm_add_ss(two, self.sse._mm_shuffle_ps::<1>(two, two));
         self.sse._mm_cvtss_f32(one)
+    }
+
+    /// The same additions, of eight vectors at once: 21 instructions.
+    #[inline(always)]
+    fn sums(self, x: [__m256; LANES]) -> [f32; LANES] {
+        let s = self.avx;
+        let mut four = [s._mm256_setzero_ps(); 4];
+        for i in 0..4 {
+            let low = s._mm256_permute2f128_ps::<0x20>(x[i], x[i + 4]);
+            four[i] = s._mm256_add_ps(low, s._mm256_permute2f128_ps::<0x31>(x[i], x[i + 4]));
+        }
+        let mut two = [s._mm256_setzero_ps(); 2];
+        for i in 0..2 {
+            let low = s._mm256_shuffle_ps::<0x44>(four[2 * i], four[2 * i + 1]);
+            two[i] = s._mm256_add_ps(low, s._mm256_shuffle_ps::<0xee>(four[2 * i], four[2 * i + 1]));
+        }
+        let even = s._mm256_shuffle_ps::<0x88>(two[0], two[1]);
+        pulp::cast(s._mm256_add_ps(even, s._mm256_shuffle_ps::<0xdd>(two[0], two[1])))
     }
 }
 
@@ -171,6 +239,16 @@ impl Simd for pulp::aarch64::Neon {
     }
 
     #[inline(always)]
+    fn widen(self, bits: &[u16; LANES]) -> Self::F32s {
+        pulp::cast::<[f32; LANES], _>(std::array::from_fn(|lane| widen_f16(bits[lane])))
+    }
+
+    #[inline(always)]
+    fn convert(self, codes: &[i8; LANES]) -> Self::F32s {
+        pulp::cast::<[f32; LANES], _>(std::array::from_fn(|lane| f32::from(codes[lane])))
+    }
+
+    #[inline(always)]
     fn sum(self, x: Self::F32s) -> f32 {
         let four = self.neon.vaddq_f32(x[0], x[1]);
         let two = self.neon.vadd_f32(self.neon.vget_low_f32(four), self.neon.vget_high_f32(four));
@@ -179,9 +257,79 @@ impl Simd for pulp::aarch64::Neon {
     }
 }
 
+/// f16 to f32, exactly. The bits moved to f32's places are the number times 2^-112 (also for subnormals);
+/// only infinity and NaN need their exponent replaced.
+#[inline(always)]
+fn widen_f16(bits: u16) -> f32 {
+    const TWO_TO_112: f32 = f32::from_bits((127 + 112) << 23);
+    let bits = u32::from(bits);
+    let magnitude = (bits & 0x7fff) << 13;
+    let finite = (f32::from_bits(magnitude) * TWO_TO_112).to_bits();
+    let special = magnitude | 0x7f80_0000;
+    let widened = if bits & 0x7c00 == 0x7c00 { special } else { finite };
+    f32::from_bits(widened | (bits & 0x8000) << 16)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_f16_is_widened_exactly() {
+        for bits in 0..=u16::MAX {
+            let (got, expected) = (widen_f16(bits), half::f16::from_bits(bits).to_f32());
+            assert!(got.to_bits() == expected.to_bits() || got.is_nan() && expected.is_nan(), "{bits:#x}");
+        }
+    }
+
+    struct Widen<'a>(&'a [u16; LANES], &'a mut [f32; LANES]);
+
+    impl Kernel for Widen<'_> {
+        #[inline(always)]
+        fn run(self, simd: impl Simd) {
+            simd.store(simd.widen(self.0), self.1);
+        }
+    }
+
+    #[test]
+    fn every_instruction_set_widens_exactly() {
+        for first in (0..=u16::MAX).step_by(LANES) {
+            let bits = std::array::from_fn(|lane| first + lane as u16);
+            let mut got = [0.0; LANES];
+            Isa::detect().run(Widen(&bits, &mut got));
+            for (got, bits) in got.iter().zip(bits) {
+                let expected = widen_f16(bits);
+                assert!(got.to_bits() == expected.to_bits() || got.is_nan() && expected.is_nan(), "{bits:#x}");
+            }
+        }
+    }
+
+    struct Sums<'a>([[f32; LANES]; LANES], &'a mut [f32; LANES]);
+
+    impl Kernel for Sums<'_> {
+        #[inline(always)]
+        fn run(self, simd: impl Simd) {
+            let mut x = [simd.splat(0.0); LANES];
+            for (x, from) in x.iter_mut().zip(&self.0) {
+                *x = simd.load(from);
+            }
+            *self.1 = simd.sums(x);
+        }
+    }
+
+    #[test]
+    fn eight_sums_are_those_of_each() {
+        let x: [[f32; LANES]; LANES] = std::array::from_fn(|i| {
+            std::array::from_fn(|lane| ((i * 37 + lane * 101) % 89) as f32 * 1e-3 + 1e4 * i as f32)
+        });
+        let [mut plain, mut detected] = [[0.0; LANES]; 2];
+        Isa::Plain.run(Sums(x, &mut plain));
+        Isa::detect().run(Sums(x, &mut detected));
+        assert_eq!(plain, detected);
+        for (sum, x) in plain.into_iter().zip(x) {
+            assert!((f64::from(sum) - x.iter().map(|&x| f64::from(x)).sum::<f64>()).abs() < 0.05);
+        }
+    }
 
     struct Sum<'a>(&'a [f32; LANES], &'a mut f32);
 

@@ -35,6 +35,19 @@ pulp::simd_type!({
     }
 });
 
+impl Simd {
+    /// f16 to f32.
+    #[inline(always)]
+    pub(crate) fn halves(self, halves: __m128i) -> __m256 {
+        let _ = self.f16c;
+        #[allow(unsafe_code)]
+        // SAFETY: the token proves that the CPU has F16C.
+        unsafe {
+            std::arch::x86_64::_mm256_cvtph_ps(halves)
+        }
+    }
+}
+
 /// A table entry: `$body` is an `#[inline(always)]` function of `(Simd, &Job, &mut [Outputs])`.
 macro_rules! kernel {
     ($name:literal, $family:ident, $tiles:literal x $tokens:literal, $cycles:literal, $body:expr, $reason:literal) => {
@@ -90,7 +103,7 @@ fn sweep(job: &Job<'_>, room: &mut Room, out: &mut [[Outputs; LANES]]) {
 }
 
 /// By family; then by tokens, then by tiles, both falling.
-pub(super) static KERNELS: [KernelInfo; 15] = [
+pub(super) static KERNELS: [KernelInfo; 22] = [
     KernelInfo {
         name: "avx2-ternary-lookup",
         isa: Isa::Avx2,
@@ -101,20 +114,27 @@ pub(super) static KERNELS: [KernelInfo; 15] = [
         reason: "81 sums of four activations for 32 tokens at once; a code byte is an index, and an addition 64 multiply-adds",
         run: Run::Sweep(sweep),
     },
-    kernel!("avx2-ternary-2x4", Ternary, 2 x 4, 6.7, ternary::prefill::<2, 4>,
+    kernel!("avx2-ternary-2x4", Ternary, 2 x 4, 6.2, ternary::prefill::<2, 4>,
         "8 sums in registers; codes unpacked once for 4 tokens, activations broadcast once for 16 rows"),
-    kernel!("avx2-ternary-1x4", Ternary, 1 x 4, 8.0, ternary::prefill::<1, 4>, "an odd last tile"),
+    kernel!("avx2-ternary-1x4", Ternary, 1 x 4, 6.6, ternary::prefill::<1, 4>, "an odd last tile"),
+    kernel!("avx2-ternary-2x2", Ternary, 2 x 2, 6.6, ternary::prefill::<2, 2>, "what is left of several tokens"),
+    kernel!("avx2-ternary-1x2", Ternary, 1 x 2, 8.0, ternary::prefill::<1, 2>, "an odd last tile"),
     kernel!("avx2-ternary-2x1", Ternary, 2 x 1, 9.1, ternary::decode::<2>,
         "one shift for four codes; two tiles share the broadcasts; prefetches the next two"),
     kernel!("avx2-ternary-1x1", Ternary, 1 x 1, 11.0, ternary::decode::<1>, "an odd last tile"),
-    kernel!("avx2-int4-2x4", Int4, 2 x 4, 12.0, int4::product::<2, 4>,
+    kernel!("avx2-int4-2x4", Int4, 2 x 4, 9.0, int4::product::<2, 4>,
         "codes unpacked once for 4 tokens, broadcasts shared by 16 rows; 8 int16 sums in registers, the float sums in L1"),
-    kernel!("avx2-int4-1x4", Int4, 1 x 4, 13.0, int4::product::<1, 4>, "an odd last tile"),
+    kernel!("avx2-int4-1x4", Int4, 1 x 4, 10.0, int4::product::<1, 4>, "an odd last tile"),
+    kernel!("avx2-int4-2x2", Int4, 2 x 2, 11.0, int4::product::<2, 2>, "what is left of several tokens"),
+    kernel!("avx2-int4-1x2", Int4, 1 x 2, 13.0, int4::product::<1, 2>, "an odd last tile"),
     kernel!("avx2-int4-2x1", Int4, 2 x 1, 20.0, int4::product::<2, 1>,
         "two tiles share the broadcasts and hide each other's latency; prefetches the next two"),
     kernel!("avx2-int4-1x1", Int4, 1 x 1, 22.0, int4::product::<1, 1>, "an odd last tile"),
-    kernel!("avx2-int8-2x4", Int8, 2 x 4, 21.0, int8::product::<2, 4>, "activations broadcast once for 16 rows"),
-    kernel!("avx2-int8-1x4", Int8, 1 x 4, 23.0, int8::product::<1, 4>, "an odd last tile"),
+    kernel!("avx2-int8-1x8", Int8, 1 x 8, 14.5, int8::product::<1, 8>, "weights come from memory once for 8 tokens"),
+    kernel!("avx2-int8-2x4", Int8, 2 x 4, 14.5, int8::product::<2, 4>, "activations broadcast once for 16 rows"),
+    kernel!("avx2-int8-1x4", Int8, 1 x 4, 15.0, int8::product::<1, 4>, "an odd last tile"),
+    kernel!("avx2-int8-2x2", Int8, 2 x 2, 16.0, int8::product::<2, 2>, "what is left of several tokens"),
+    kernel!("avx2-int8-1x2", Int8, 1 x 2, 17.0, int8::product::<1, 2>, "an odd last tile"),
     kernel!("avx2-int8-2x1", Int8, 2 x 1, 31.0, int8::product::<2, 1>,
         "two tiles share the broadcasts; prefetches the next two"),
     kernel!("avx2-int8-1x1", Int8, 1 x 1, 33.0, int8::product::<1, 1>, "an odd last tile"),
@@ -155,12 +175,6 @@ fn activations<'a, const T: usize>(job: &Job<'a>) -> Activations<'a, T> {
     all
 }
 
-/// Whether a kernel should ask for the weights that come after its own: with one token every weight is
-/// used once, straight from memory.
-const fn streams(tokens: usize) -> bool {
-    tokens == 1
-}
-
 #[inline(always)]
 fn load(bytes: &[u8; 32]) -> __m256i {
     pulp::cast(*bytes)
@@ -174,19 +188,15 @@ fn floats(values: [f32; 8]) -> __m256 {
 /// f16 to f32.
 #[inline(always)]
 fn halves(simd: Simd, bytes: &[u8; 16]) -> __m256 {
-    let halves: __m128i = pulp::cast(*bytes);
-    let _ = simd.f16c;
-    #[allow(unsafe_code)]
-    // SAFETY: the token proves that the CPU has F16C.
-    unsafe {
-        std::arch::x86_64::_mm256_cvtph_ps(halves)
-    }
+    simd.halves(pulp::cast(*bytes))
 }
 
-/// Asks for the cache line at the same place in the tiles that follow the job's.
+/// Asks for the cache line at the same place in the tiles that come next.
 #[inline(always)]
 fn prefetch_next(simd: Simd, job: &Job<'_>, at: &[u8]) {
-    prefetch_line(simd, at.as_ptr().wrapping_add(job.tiles.len()));
+    if let Some(ahead) = job.ahead {
+        prefetch_line(simd, at.as_ptr().wrapping_add(ahead.get()));
+    }
 }
 
 /// Asks for a cache line; it need not exist.

@@ -1,8 +1,9 @@
-//! aarch64 kernels for every CPU that has NEON: `smlal` and `sadalp`, no dot product instructions.
+//! aarch64 kernels for every CPU that has NEON: `smlal` and `sadalp`, no dot product instructions (those are in `dot`).
 //!
 //! A vector of the layout is two registers of four rows. The eight bytes of two rows are multiplied with
 //! the broadcast activations into eight int16, which are added up before they are widened.
 
+pub(super) mod dot;
 #[cfg(target_arch = "aarch64")]
 pub(super) mod lanes;
 /// The instructions, one by one in plain code: the kernels' tests run everywhere.
@@ -31,6 +32,8 @@ macro_rules! kernel {
         }
     };
 }
+
+use kernel;
 
 /// By family; then by tokens, falling.
 pub(super) static KERNELS: [KernelInfo; 7] = [

@@ -77,8 +77,10 @@ pub(super) trait Registers: Copy {
 
     /// A register with these lanes.
     fn words(self, lanes: [i16; OUTPUTS]) -> Self::Words;
-    /// The lanes of a register.
-    fn lanes(self, words: Self::Words) -> [i16; OUTPUTS];
+    /// Lanes from memory.
+    fn sums(self, lanes: &[i16; OUTPUTS]) -> Self::Words;
+    /// Lanes to memory.
+    fn store(self, words: Self::Words, to: &mut [i16; OUTPUTS]);
     /// Lanes from memory, little-endian.
     fn load(self, bytes: &[u8; 2 * OUTPUTS]) -> Self::Words;
     /// Eight bytes with their signs, in the lower half and again in the upper one.

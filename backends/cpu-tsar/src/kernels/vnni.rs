@@ -8,18 +8,14 @@
 // Registers, codes and tokens go by the same index, and iterators would bring closures (see `avx2`).
 #![allow(clippy::needless_range_loop)]
 
-#[cfg(target_arch = "x86_64")]
 mod avx;
-#[cfg(target_arch = "x86_64")]
 mod avx512;
 #[cfg(test)]
 pub(super) mod emulated;
 
 use trine_backend::{Format, ZeroKind};
 
-#[cfg(target_arch = "x86_64")]
 pub(super) use {avx::KERNELS as AVX, avx::is_available as has_avx};
-#[cfg(target_arch = "x86_64")]
 pub(super) use {avx512::KERNELS as AVX512, avx512::is_available as has_avx512};
 
 use super::{Job, Outputs};

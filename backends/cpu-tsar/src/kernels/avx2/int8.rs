@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::__m256i;
 
-use super::{Simd, activations, add_pairs, broadcast, halves, load, prefetch_next, scale_add, streams, tiles};
+use super::{Simd, activations, add_pairs, broadcast, halves, load, prefetch_next, scale_add, tiles};
 use crate::kernels::{Job, Outputs};
 use crate::weights::TILE;
 
@@ -33,10 +33,8 @@ pub(super) fn product<const R: usize, const T: usize>(simd: Simd, job: &Job<'_>,
         let mut broadcasts = [&[0; 8]; T];
         for r in 0..R {
             codes[r] = tiles[r][at..].first_chunk().expect("a block has all of its codes");
-            if streams(T) {
-                for line in 0..BLOCK_BYTES / 64 {
-                    prefetch_next(simd, job, &codes[r][64 * line..]);
-                }
+            for line in 0..BLOCK_BYTES / 64 {
+                prefetch_next(simd, job, &codes[r][64 * line..]);
             }
         }
         for t in 0..T {

@@ -86,7 +86,11 @@ pub(super) fn prefill<const R: usize, const T: usize>(simd: Simd, job: &Job<'_>,
                 let mut vectors = [simd.avx._mm256_setzero_si256(); R];
                 let mut a = [[0; 4]; T];
                 for r in 0..R {
-                    vectors[r] = load(&codes[r][block].as_chunks::<32>().0[half]);
+                    let vector = &codes[r][block].as_chunks::<32>().0[half];
+                    if half == 0 {
+                        prefetch_next(simd, job, vector);
+                    }
+                    vectors[r] = load(vector);
                 }
                 for t in 0..T {
                     a[t] = activations[t][block].as_chunks::<4>().0[half];

@@ -51,6 +51,14 @@ impl Lanes {
         [a[0] + a[1], a[2] + a[3], b[0] + b[1], b[2] + b[3]]
     }
 
+    pub(super) fn dot(self, sums: I32, a: I8, b: I8) -> I32 {
+        std::array::from_fn(|i| sums[i] + (4 * i..4 * i + 4).map(|at| i32::from(a[at]) * i32::from(b[at])).sum::<i32>())
+    }
+
+    pub(super) fn rows(self, sums: [I32; 2]) -> [i32; 8] {
+        bytemuck::cast(sums)
+    }
+
     pub(in crate::kernels) fn words(self, words: [i16; 8]) -> I16 {
         words
     }

@@ -82,6 +82,31 @@ impl Lanes {
         pulp::cast(self.0.neon.vpaddq_s32(a, b))
     }
 
+    /// `sums[i] + Σ a · b` of bytes `4i` to `4i + 3`. Only where [`super::dot::is_available`].
+    #[inline(always)]
+    pub(super) fn dot(self, mut sums: I32, a: I8, b: I8) -> I32 {
+        #[allow(unsafe_code)]
+        // SAFETY: the kernels that call this are chosen for CPUs that have the instruction, whose intrinsic is not
+        // stable; it reads and writes these registers only.
+        unsafe {
+            std::arch::asm!(
+                ".arch_extension dotprod",
+                "sdot {sums:v}.4s, {a:v}.16b, {b:v}.16b",
+                sums = inout(vreg) sums,
+                a = in(vreg) a,
+                b = in(vreg) b,
+                options(pure, nomem, nostack, preserves_flags),
+            );
+        }
+        sums
+    }
+
+    /// The sums of eight rows.
+    #[inline(always)]
+    pub(super) fn rows(self, sums: [I32; 2]) -> [i32; 8] {
+        pulp::cast(sums)
+    }
+
     /// Eight words.
     #[inline(always)]
     pub(in crate::kernels) fn words(self, words: [i16; 8]) -> I16 {

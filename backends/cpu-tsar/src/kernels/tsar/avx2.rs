@@ -9,7 +9,7 @@ use super::{Job, OUTPUTS, Registers, dataflows, variants};
 use crate::kernels::avx2::Simd;
 use crate::kernels::{KernelInfo, Room};
 
-pub(super) static KERNELS: [KernelInfo; super::VARIANTS] = variants!(Avx2, run, [30.0, 22.0, 40.0, 21.0]);
+pub(super) static KERNELS: [KernelInfo; super::VARIANTS] = variants!(Avx2, run, [27.0, 47.0, 22.0, 67.0]);
 
 fn run<I: Instructions, const AP: bool>(job: &Job<'_>, tiles: Range<usize>, room: &mut Room) {
     struct Op<'a, I, const AP: bool> {
@@ -44,8 +44,13 @@ impl Registers for Simd {
     }
 
     #[inline(always)]
-    fn lanes(self, words: __m256i) -> [i16; OUTPUTS] {
-        pulp::cast(words)
+    fn sums(self, lanes: &[i16; OUTPUTS]) -> __m256i {
+        pulp::cast(*lanes)
+    }
+
+    #[inline(always)]
+    fn store(self, words: __m256i, to: &mut [i16; OUTPUTS]) {
+        *to = pulp::cast(words);
     }
 
     #[inline(always)]

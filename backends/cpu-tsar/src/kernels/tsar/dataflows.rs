@@ -32,10 +32,15 @@ pub(super) fn activation_persistent<R: Registers, I: Instructions>(
         narrow.fill(Lanes::default());
         for column in first..last {
             let tables = I::tables(r, &job.activations[column * I::COLUMNS..]);
-            for tile in 0..count {
-                let bytes = &job.bytes[job.layout.tile_at(tiles.start + tile, column)..];
-                let sums = &mut narrow[tile / 2].0[tile % 2];
-                *sums = r.lanes(I::multiply(r, r.words(*sums), &tables, bytes));
+            // Tiles of the same columns lie one after another.
+            let bytes = &job.bytes[job.layout.tile_at(tiles.start, column)..][..count * I::TILE_BYTES];
+            let mut bytes = bytes.chunks_exact(I::TILE_BYTES);
+            'sums: for pair in &mut *narrow {
+                for sums in &mut pair.0 {
+                    let Some(tile) = bytes.next() else { break 'sums };
+                    // In memory by reference: lanes that are handed over by value go through it one by one.
+                    r.store(I::multiply(r, r.sums(sums), &tables, tile), sums);
+                }
             }
         }
         for (narrow, wide) in narrow.iter().zip(&mut *wide) {
@@ -68,7 +73,9 @@ pub(super) fn output_persistent<R: Registers, I: Instructions>(
                 let bytes = &job.bytes[job.layout.tile_at(tiles.start + tile, column)..];
                 sums = I::multiply(r, sums, &tables, bytes);
             }
-            flush(&r.lanes(sums), &mut wide[tile / 2].0, tile % 2);
+            let mut lanes = [0; OUTPUTS];
+            r.store(sums, &mut lanes);
+            flush(&lanes, &mut wide[tile / 2].0, tile % 2);
             first = last;
         }
     }

@@ -10,8 +10,10 @@ use super::{OUTPUTS, Registers};
 
 /// A TLUT with the TGEMV that reads its tables.
 pub(super) trait Instructions {
-    /// Columns that they take at once, and bytes of a tile: 2 bits for each column and output.
+    /// Columns that they take at once.
     const COLUMNS: usize;
+    /// Bytes of a tile: 2 bits for each column and output.
+    const TILE_BYTES: usize = Self::COLUMNS * OUTPUTS / 4;
     /// The registers that TLUT fills.
     type Tables<R: Registers>: Copy;
 

@@ -40,11 +40,14 @@ impl Registers for Neon {
     }
 
     #[inline(always)]
-    fn lanes(self, words: [I16; 2]) -> [i16; OUTPUTS] {
-        let mut lanes = [0; OUTPUTS];
-        lanes[..8].copy_from_slice(&self.0.array(words[0]));
-        lanes[8..].copy_from_slice(&self.0.array(words[1]));
-        lanes
+    fn sums(self, lanes: &[i16; OUTPUTS]) -> Self::Words {
+        self.words(*lanes)
+    }
+
+    #[inline(always)]
+    fn store(self, words: Self::Words, to: &mut [i16; OUTPUTS]) {
+        to[..8].copy_from_slice(&self.0.array(words[0]));
+        to[8..].copy_from_slice(&self.0.array(words[1]));
     }
 
     #[inline(always)]

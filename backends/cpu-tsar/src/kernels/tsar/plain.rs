@@ -27,8 +27,12 @@ impl Registers for Plain {
         lanes
     }
 
-    fn lanes(self, words: Self::Words) -> [i16; OUTPUTS] {
-        words
+    fn sums(self, lanes: &[i16; OUTPUTS]) -> Self::Words {
+        *lanes
+    }
+
+    fn store(self, words: Self::Words, to: &mut [i16; OUTPUTS]) {
+        *to = words;
     }
 
     fn load(self, bytes: &[u8; 2 * OUTPUTS]) -> Self::Words {
