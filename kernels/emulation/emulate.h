@@ -221,8 +221,8 @@ inline void run_block() {
     state.block.reset(state.threads);
     for (unsigned thread = 0; thread < state.threads; thread++) {
         char* top = state.stacks.data() + (thread + 1) * (size_t)STACK;
-        // The stack is aligned as after a call.
-        void** sp = (void**)(((uintptr_t)top & ~(uintptr_t)63) - 64) - (RETURN == 6 ? 1 : 0);
+        // Once the saved registers are taken from it, the stack is aligned as a called function finds it.
+        void** sp = (void**)(((uintptr_t)top & ~(uintptr_t)63) - 64);
         sp -= SAVED;
         memset(sp, 0, (SAVED + 1) * sizeof(void*));
         sp[RETURN] = (void*)run_thread;
