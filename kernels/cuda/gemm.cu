@@ -38,72 +38,125 @@ __device__ inline Place later(Place place, unsigned units, unsigned per) {
     return place;
 }
 
-__device__ inline void load_weights(const Product& args, Stage& stage, unsigned row, unsigned at, Place place) {
-    unsigned i = row % TILE_ROWS, thread_row = min(row, (args.rows + TILE - 1) / TILE * TILE - 1);
-    const unsigned char* from = args.codes + thread_row * row_bytes(args.per);
+// What a thread brings to each stage: pieces of one row of weights and of one token, every second unit.
+struct Loader {
+    const unsigned char* weights;
+    const signed char* inputs;
+    const Span* spans;
+    unsigned row, token, half, at;
+    // Of unit `at` of the next stage.
+    Place place;
+};
+
+__device__ inline Loader loader(const Product& args) {
+    Loader it;
+    unsigned thread = threadIdx.x, padded = (args.rows + TILE - 1) / TILE * TILE;
+    it.row = thread % TILE_ROWS;
+    it.token = thread % TILE_TOKENS;
+    it.half = thread / TILE_TOKENS % 2;
+    it.at = thread / TILE_ROWS;
+    it.weights = args.codes + min(blockIdx.x * TILE_ROWS + it.row, padded - 1) * row_bytes(args.per);
+    size_t token = min(blockIdx.y * TILE_TOKENS + it.token, args.tokens - 1);
+    it.inputs = args.x_codes + token * args.per * (SEGMENTS * UNIT);
+    it.spans = args.x_spans + token * args.per * SEGMENTS;
+    it.place = later({0, 0}, it.at, args.per);
+    return it;
+}
+
+__device__ inline void load_weights(const Loader& it, Stage& stage, unsigned at, Place place) {
 #if FORMAT == 0
-    copy_async<8>(stage.weights[at][i], from + (place.step / 2 * SEGMENTS + place.lane) * 16 + place.step % 2 * 8);
+    copy_async<8>(stage.weights[at][it.row], it.weights + (place.step / 2 * SEGMENTS + place.lane) * 16 + place.step % 2 * 8);
 #elif FORMAT == 1
-    copy_async<16>(stage.weights[at][i], from + (place.step * SEGMENTS + place.lane) * 16);
+    copy_async<16>(stage.weights[at][it.row], it.weights + (place.step * SEGMENTS + place.lane) * 16);
 #else
-    copy_async<16>(stage.weights[at][i], from + (place.step * 2 * SEGMENTS + place.lane) * 16);
-    copy_async<16>(stage.weights[at][i] + 16, from + ((place.step * 2 + 1) * SEGMENTS + place.lane) * 16);
+    copy_async<16>(stage.weights[at][it.row], it.weights + (place.step * 2 * SEGMENTS + place.lane) * 16);
+    copy_async<16>(stage.weights[at][it.row] + 16, it.weights + ((place.step * 2 + 1) * SEGMENTS + place.lane) * 16);
 #endif
 }
 
-__device__ inline void load_tile_of_scales(const Product& args, Stage& stage, unsigned tile, unsigned at, Place place) {
+__device__ inline void load_inputs(const Loader& it, Stage& stage, unsigned at, Place place) {
+    copy_async<16>(stage.inputs[at][it.token] + it.half * 16, it.inputs + ((place.step * 2 + it.half) * SEGMENTS + place.lane) * 16);
+    if (it.half == 0) copy_async<8>(&stage.spans[at][it.token], it.spans + place.step * SEGMENTS + place.lane);
+}
+
+__device__ inline void load_tile_of_scales(const Product& args, Stage& stage, unsigned tile, unsigned at, unsigned unit) {
 #if SCALED
-    unsigned first = min(tile * TILE, (args.rows + TILE - 1) / TILE * TILE - TILE);
-    unsigned slot = slot_of(place.step, place.lane, args.per), i = tile * TILE % TILE_ROWS;
-    size_t from = scale_at(first, slot, args.slots);
-    copy_async<16>(&stage.scales[at][i], (const unsigned short*)args.scales + from);
+    unsigned first = min(blockIdx.x * TILE_ROWS + tile * TILE, (args.rows + TILE - 1) / TILE * TILE - TILE);
+    size_t from = scale_at(first, slot_of(unit % args.per, unit / args.per, args.per), args.slots);
+    copy_async<16>(&stage.scales[at][tile * TILE], (const unsigned short*)args.scales + from);
 #if ZERO == 1
-    copy_async<8>(&stage.points[at][i], (const unsigned char*)args.zeros + from);
+    copy_async<8>(&stage.points[at][tile * TILE], (const unsigned char*)args.zeros + from);
 #elif ZERO == 2
-    copy_async<16>(&stage.minima[at][i], (const unsigned short*)args.zeros + from);
+    copy_async<16>(&stage.minima[at][tile * TILE], (const unsigned short*)args.zeros + from);
 #endif
 #endif
 }
 
-__device__ inline void load_inputs(const Product& args, Stage& stage, unsigned token, unsigned half, unsigned at, Place place) {
-    size_t from = min(token, args.tokens - 1);
-    unsigned i = token % TILE_TOKENS;
-    const signed char* codes = args.x_codes + from * args.per * (SEGMENTS * UNIT);
-    copy_async<16>(stage.inputs[at][i] + half * 16, codes + ((place.step * 2 + half) * SEGMENTS + place.lane) * 16);
-    if (half == 0) copy_async<8>(&stage.spans[at][i], args.x_spans + from * args.per * SEGMENTS + place.step * SEGMENTS + place.lane);
-}
-
-// Units first.. of a stage, as many as there are.
-__device__ inline void load_stage(const Product& args, Stage& stage, Place place, unsigned left) {
-    unsigned thread = threadIdx.x, first_row = blockIdx.x * TILE_ROWS, first_token = blockIdx.y * TILE_TOKENS;
+// The stage that begins with unit first.
+__device__ inline void load_stage(const Product& args, Loader& it, Stage& stage, unsigned first, unsigned units) {
+    Place place = it.place;
     UNROLL
-    for (unsigned i = thread; i < DEPTH * TILE_ROWS; i += THREADS)
-        if (i / TILE_ROWS < left) load_weights(args, stage, first_row + i % TILE_ROWS, i / TILE_ROWS, later(place, i / TILE_ROWS, args.per));
-    UNROLL
-    for (unsigned i = thread; i < DEPTH * TILE_TOKENS * 2; i += THREADS) {
-        unsigned at = i / (TILE_TOKENS * 2);
-        if (at < left) load_inputs(args, stage, first_token + i % TILE_TOKENS, i / TILE_TOKENS % 2, at, later(place, at, args.per));
+    for (unsigned i = 0; i < DEPTH; i += 2) {
+        if (first + it.at + i < units) {
+            load_weights(it, stage, it.at + i, place);
+            load_inputs(it, stage, it.at + i, place);
+        }
+        place = later(place, 2, args.per);
     }
-    unsigned at = thread / (TILE_ROWS / TILE);
-    if (at < DEPTH && at < left) load_tile_of_scales(args, stage, blockIdx.x * (TILE_ROWS / TILE) + thread % (TILE_ROWS / TILE), at, later(place, at, args.per));
+    it.place = place;
+    unsigned at = threadIdx.x / (TILE_ROWS / TILE);
+    if (at < DEPTH && first + at < units) load_tile_of_scales(args, stage, threadIdx.x % (TILE_ROWS / TILE), at, first + at);
     copies_commit();
 }
 
-// A lane's fragment of 16 rows: i says which of its two.
-__device__ inline void load_fragment(const Stage& stage, unsigned at, unsigned row, unsigned q, unsigned (&a)[4]) {
+// Where a lane's parts of a stage begin; all else is at a distance that the compiler knows.
+struct Parts {
+    const unsigned char* weights;
+    const signed char* inputs;
+    const Span* spans;
+#if SCALED
+    const unsigned short* scales;
+#if ZERO == 1
+    const unsigned char* points;
+#elif ZERO == 2
+    const unsigned short* minima;
+#endif
+#endif
+};
+
+__device__ inline Parts parts_of(const Stage& stage, unsigned row, unsigned token, unsigned lane) {
+    unsigned g = lane / 4, q = lane % 4;
+    Parts parts;
+    parts.weights = stage.weights[0][row + g] + q * UNIT_BYTES / 4;
+    parts.inputs = stage.inputs[0][token + g] + q * 8;
+    parts.spans = &stage.spans[0][token + q * 2];
+#if SCALED
+    parts.scales = &stage.scales[0][row + g];
+#if ZERO == 1
+    parts.points = &stage.points[0][row + g];
+#elif ZERO == 2
+    parts.minima = &stage.minima[0][row + g];
+#endif
+#endif
+    return parts;
+}
+
+// A lane's fragment of 16 rows: i says which of its two. q: which quarter of a unit it has.
+__device__ inline void load_fragment(const Parts& parts, int at, int m, unsigned q, unsigned (&a)[4]) {
     UNROLL
     for (int i = 0; i < 2; i++) {
-        const unsigned char* unit = stage.weights[at][row + 8 * i];
+        const unsigned char* unit = parts.weights + (at * TILE_ROWS + m * 16 + 8 * i) * UNIT_BYTES;
 #if FORMAT == 0
-        unsigned word = *(const unsigned*)(unit + q / 2 * 4) >> (q % 2 * 4);
+        // Two lanes share a word.
+        unsigned word = *(const unsigned*)(unit - q % 2 * 2) >> (q % 2 * 4);
         a[i] = word & 0x03030303u;
         a[2 + i] = word >> 2 & 0x03030303u;
 #elif FORMAT == 1
-        unsigned word = *(const unsigned*)(unit + q * 4);
+        unsigned word = *(const unsigned*)unit;
         a[i] = word & 0x0f0f0f0fu;
         a[2 + i] = word >> 4 & 0x0f0f0f0fu;
 #else
-        uint2 words = *(const uint2*)(unit + q * 8);
+        uint2 words = *(const uint2*)unit;
         a[i] = words.x;
         a[2 + i] = words.y;
 #endif
@@ -125,23 +178,24 @@ struct Sums {
 #endif
 
 #if INTEGER
-__device__ inline void add_unit(const Stage& stage, unsigned at, unsigned row, unsigned token, unsigned lane, Sums& sums) {
-    unsigned g = lane / 4, q = lane % 4, a[2][4];
+__device__ inline void add_unit(const Parts& parts, int at, unsigned q, Sums& sums) {
+    unsigned a[2][4];
     UNROLL
-    for (int m = 0; m < 2; m++) load_fragment(stage, at, row + m * 16 + g, q, a[m]);
+    for (int m = 0; m < 2; m++) load_fragment(parts, at, m, q, a[m]);
     UNROLL
     for (int n = 0; n < 4; n++) {
-        uint2 words = *(const uint2*)(stage.inputs[at][token + n * 8 + g] + q * 8);
+        uint2 words = *(const uint2*)(parts.inputs + (at * TILE_TOKENS + n * 8) * UNIT);
         unsigned b[2] = {words.x, words.y};
-        sums.codes[n][0] += stage.spans[at][token + n * 8 + q * 2].sum;
-        sums.codes[n][1] += stage.spans[at][token + n * 8 + q * 2 + 1].sum;
+        int4 spans = *(const int4*)(parts.spans + at * TILE_TOKENS + n * 8);
+        sums.codes[n][0] += spans.y;
+        sums.codes[n][1] += spans.w;
         UNROLL
         for (int m = 0; m < 2; m++) multiply_tile<FORMAT != 2>(sums.products[m][n], a[m], b, sums.products[m][n]);
     }
 }
 #else
-__device__ inline void add_unit(const Stage& stage, unsigned at, unsigned row, unsigned token, unsigned lane, Sums& sums) {
-    unsigned g = lane / 4, q = lane % 4, a[2][4];
+__device__ inline void add_unit(const Parts& parts, int at, unsigned q, Sums& sums) {
+    unsigned a[2][4];
     float scales[2][2];
 #if ZERO == 1
     int points[2][2];
@@ -150,22 +204,23 @@ __device__ inline void add_unit(const Stage& stage, unsigned at, unsigned row, u
 #endif
     UNROLL
     for (int m = 0; m < 2; m++) {
-        load_fragment(stage, at, row + m * 16 + g, q, a[m]);
+        load_fragment(parts, at, m, q, a[m]);
         UNROLL
         for (int i = 0; i < 2; i++) {
-            scales[m][i] = half_to_float(stage.scales[at][row + m * 16 + g + i * 8]);
+            int row = at * TILE_ROWS + m * 16 + i * 8;
+            scales[m][i] = half_to_float(parts.scales[row]);
 #if ZERO == 1
-            points[m][i] = stage.points[at][row + m * 16 + g + i * 8];
+            points[m][i] = parts.points[row];
 #elif ZERO == 2
-            minima[m][i] = half_to_float(stage.minima[at][row + m * 16 + g + i * 8]);
+            minima[m][i] = half_to_float(parts.minima[row]);
 #endif
         }
     }
     UNROLL
     for (int n = 0; n < 4; n++) {
-        uint2 words = *(const uint2*)(stage.inputs[at][token + n * 8 + g] + q * 8);
+        uint2 words = *(const uint2*)(parts.inputs + (at * TILE_TOKENS + n * 8) * UNIT);
         unsigned b[2] = {words.x, words.y};
-        int4 spans = *(const int4*)&stage.spans[at][token + n * 8 + q * 2];
+        int4 spans = *(const int4*)(parts.spans + at * TILE_TOKENS + n * 8);
         float scale[2] = {__int_as_float(spans.x), __int_as_float(spans.z)};
         int sum[2] = {spans.y, spans.w}, start[4], product[4];
         UNROLL
@@ -215,23 +270,25 @@ KERNEL(gemm, Product, THREADS, 2) {
     allow_successor();
     wait_for_predecessor();
     Sums sums = {};
-    Place next = {0, 0};
-    load_stage(args, stages[0], next, units);
+    Loader it = loader(args);
+    load_stage(args, it, stages[0], 0, units);
+    unsigned which = 0;
+#if SCALED
     unsigned step = 0;
+#endif
     for (unsigned first = 0; first < units; first += DEPTH) {
-        unsigned which = first / DEPTH % 2;
         if (first + DEPTH < units) {
-            next = later(next, DEPTH, args.per);
-            load_stage(args, stages[1 - which], next, units - first - DEPTH);
+            load_stage(args, it, stages[1 - which], first + DEPTH, units);
             copies_wait<1>();
         } else {
             copies_wait<0>();
         }
         __syncthreads();
+        Parts parts = parts_of(stages[which], row, token, lane);
         UNROLL
-        for (unsigned at = 0; at < DEPTH; at++) {
+        for (int at = 0; at < DEPTH; at++) {
             if (first + at < units) {
-                add_unit(stages[which], at, row, token, lane, sums);
+                add_unit(parts, at, lane % 4, sums);
 #if SCALED
                 if (++step == args.per || first + at + 1 == units) {
                     step = 0;
@@ -244,6 +301,7 @@ KERNEL(gemm, Product, THREADS, 2) {
 #endif
             }
         }
+        which = 1 - which;
         __syncthreads();
     }
     unsigned g = lane / 4, q = lane % 4;
