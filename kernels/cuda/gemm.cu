@@ -1,15 +1,19 @@
-// The product of a quantised matrix with many rows of activations, on the integer tensor cores. A block has 128 rows of the matrix and 64
+// The product of a quantised matrix with many rows of activations, on the integer tensor cores. A block has 64 rows of the matrix and 64
 // tokens, a warp 32 of each. Units are taken in their order and scaled one by one, as in gemv.cu: a segment's sum, then the sum of segments.
 //
 // The tensor core's four columns (lane % 4) of a fragment are columns 8 q.. 8 q + 3 and 8 q + 4.. 8 q + 7 of a unit, for weights and activations
 // alike, so that a word of weights is a fragment as it lies.
 #include "units.cuh"
 
-#define THREADS 256
-#define TILE_ROWS 128
+#define THREADS 128
+#define TILE_ROWS 64
 #define TILE_TOKENS 64
-// Units of a stage: one is computed while the next is on its way.
+// Units of a stage, and stages: one is computed while the next two are on their way.
 #define DEPTH (FORMAT == 2 ? 2 : 4)
+#define STAGES 3
+#ifndef MIN_BLOCKS
+#define MIN_BLOCKS 3
+#endif
 #define UNIT_BYTES (FORMAT == 0 ? 8 : FORMAT == 1 ? 16 : 32)
 #define SCALED (!INTEGER)
 
@@ -27,62 +31,66 @@ struct Stage {
 #endif
 };
 
-// A unit by its step and its segment's lane.
+// A unit: its step, and the bytes of the pieces of 16 before it in its row.
 struct Place {
-    unsigned step, lane;
+    unsigned step, lane_bytes;
 };
 
-__device__ inline Place later(Place place, unsigned units, unsigned per) {
+#define STEP_BYTES (SEGMENTS * 16)
+
+__device__ inline void go_on(Place& place, unsigned units, unsigned per) {
     place.step += units;
-    while (place.step >= per) place.step -= per, place.lane++;
-    return place;
+    while (place.step >= per) place.step -= per, place.lane_bytes += 16;
 }
 
-// What a thread brings to each stage: pieces of one row of weights and of one token, every second unit.
+// What a thread brings to each stage: pieces of one row of weights and of one token; every second unit's of the one, every unit's of
+// the other. Offsets are from where the block's rows and tokens begin.
 struct Loader {
-    const unsigned char* weights;
-    const signed char* inputs;
-    const Span* spans;
-    unsigned row, token, half, at;
-    // Of unit `at` of the next stage.
-    Place place;
+    unsigned weights, inputs, spans, half;
+    // Of the next stage's first unit, and of the one whose scales the thread brings.
+    Place place, scales;
 };
 
 __device__ inline Loader loader(const Product& args) {
     Loader it;
     unsigned thread = threadIdx.x, padded = (args.rows + TILE - 1) / TILE * TILE;
-    it.row = thread % TILE_ROWS;
-    it.token = thread % TILE_TOKENS;
-    it.half = thread / TILE_TOKENS % 2;
-    it.at = thread / TILE_ROWS;
-    it.weights = args.codes + min(blockIdx.x * TILE_ROWS + it.row, padded - 1) * row_bytes(args.per);
-    size_t token = min(blockIdx.y * TILE_TOKENS + it.token, args.tokens - 1);
-    it.inputs = args.x_codes + token * args.per * (SEGMENTS * UNIT);
-    it.spans = args.x_spans + token * args.per * SEGMENTS;
-    it.place = later({0, 0}, it.at, args.per);
+    unsigned row = min(thread % TILE_ROWS, padded - 1 - blockIdx.x * TILE_ROWS);
+    unsigned token = min(thread % TILE_TOKENS, args.tokens - 1 - blockIdx.y * TILE_TOKENS);
+    it.half = thread / TILE_ROWS;
+    it.weights = row * (unsigned)row_bytes(args.per);
+    it.inputs = (token * args.per * 2 + it.half) * STEP_BYTES;
+    it.spans = token * args.per * SEGMENTS * sizeof(Span);
+    it.place = it.scales = {0, 0};
+    go_on(it.scales, thread / (TILE_ROWS / TILE), args.per);
     return it;
 }
 
-__device__ inline void load_weights(const Loader& it, Stage& stage, unsigned at, Place place) {
+__device__ inline void load_weights(const Product& args, const Loader& it, Stage& stage, int at) {
+    const unsigned char* block = args.codes + (size_t)blockIdx.x * TILE_ROWS * row_bytes(args.per);
+    unsigned char* to = stage.weights[at][threadIdx.x % TILE_ROWS];
 #if FORMAT == 0
-    copy_async<8>(stage.weights[at][it.row], it.weights + (place.step / 2 * SEGMENTS + place.lane) * 16 + place.step % 2 * 8);
+    copy_async<8>(to, block + (it.weights + it.place.step / 2 * STEP_BYTES + it.place.step % 2 * 8 + it.place.lane_bytes));
 #elif FORMAT == 1
-    copy_async<16>(stage.weights[at][it.row], it.weights + (place.step * SEGMENTS + place.lane) * 16);
+    copy_async<16>(to, block + (it.weights + it.place.step * STEP_BYTES + it.place.lane_bytes));
 #else
-    copy_async<16>(stage.weights[at][it.row], it.weights + (place.step * 2 * SEGMENTS + place.lane) * 16);
-    copy_async<16>(stage.weights[at][it.row] + 16, it.weights + ((place.step * 2 + 1) * SEGMENTS + place.lane) * 16);
+    copy_async<16>(to, block + (it.weights + it.place.step * (2 * STEP_BYTES) + it.place.lane_bytes));
+    copy_async<16>(to + 16, block + (it.weights + it.place.step * (2 * STEP_BYTES) + it.place.lane_bytes + STEP_BYTES));
 #endif
 }
 
-__device__ inline void load_inputs(const Loader& it, Stage& stage, unsigned at, Place place) {
-    copy_async<16>(stage.inputs[at][it.token] + it.half * 16, it.inputs + ((place.step * 2 + it.half) * SEGMENTS + place.lane) * 16);
-    if (it.half == 0) copy_async<8>(&stage.spans[at][it.token], it.spans + place.step * SEGMENTS + place.lane);
+__device__ inline void load_inputs(const Product& args, const Loader& it, Stage& stage, int at) {
+    size_t first = (size_t)blockIdx.y * TILE_TOKENS * args.per * SEGMENTS;
+    unsigned token = threadIdx.x % TILE_TOKENS;
+    const unsigned char* codes = (const unsigned char*)args.x_codes + first * UNIT;
+    copy_async<16>(stage.inputs[at][token] + it.half * 16, codes + (it.inputs + it.place.step * (2 * STEP_BYTES) + it.place.lane_bytes));
+    const unsigned char* spans = (const unsigned char*)(args.x_spans + first);
+    if (it.half != at % 2) copy_async<8>(&stage.spans[at][token], spans + (it.spans + (it.place.step * STEP_BYTES + it.place.lane_bytes) / 2));
 }
 
-__device__ inline void load_tile_of_scales(const Product& args, Stage& stage, unsigned tile, unsigned at, unsigned unit) {
+__device__ inline void load_tile_of_scales(const Product& args, Stage& stage, unsigned tile, unsigned at, Place place) {
 #if SCALED
     unsigned first = min(blockIdx.x * TILE_ROWS + tile * TILE, (args.rows + TILE - 1) / TILE * TILE - TILE);
-    size_t from = scale_at(first, slot_of(unit % args.per, unit / args.per, args.per), args.slots);
+    size_t from = scale_at(first, slot_of(place.step, place.lane_bytes / 16, args.per), args.slots);
     copy_async<16>(&stage.scales[at][tile * TILE], (const unsigned short*)args.scales + from);
 #if ZERO == 1
     copy_async<8>(&stage.points[at][tile * TILE], (const unsigned char*)args.zeros + from);
@@ -92,20 +100,21 @@ __device__ inline void load_tile_of_scales(const Product& args, Stage& stage, un
 #endif
 }
 
-// The stage that begins with unit first.
+// The stage that begins with unit first; empty past the last unit.
 __device__ inline void load_stage(const Product& args, Loader& it, Stage& stage, unsigned first, unsigned units) {
-    Place place = it.place;
     UNROLL
-    for (unsigned i = 0; i < DEPTH; i += 2) {
-        if (first + it.at + i < units) {
-            load_weights(it, stage, it.at + i, place);
-            load_inputs(it, stage, it.at + i, place);
+    for (int at = 0; at < DEPTH; at++) {
+        if (first + at < units) {
+            if (it.half == at % 2) load_weights(args, it, stage, at);
+            load_inputs(args, it, stage, at);
         }
-        place = later(place, 2, args.per);
+        if (++it.place.step == args.per) it.place.step = 0, it.place.lane_bytes += 16;
     }
-    it.place = place;
     unsigned at = threadIdx.x / (TILE_ROWS / TILE);
-    if (at < DEPTH && first + at < units) load_tile_of_scales(args, stage, threadIdx.x % (TILE_ROWS / TILE), at, first + at);
+    if (at < DEPTH && first + at < units) {
+        load_tile_of_scales(args, stage, threadIdx.x % (TILE_ROWS / TILE), at, it.scales);
+        go_on(it.scales, DEPTH, args.per);
+    }
     copies_commit();
 }
 
@@ -263,28 +272,26 @@ __device__ inline float product_of(const Product& args, const Sums& sums, int m,
 #endif
 }
 
-KERNEL(gemm, Product, THREADS, 2) {
-    SHARED(Stage, stages, [2]);
+KERNEL(gemm, Product, THREADS, MIN_BLOCKS) {
+    SHARED(Stage, stages, [STAGES]);
     unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32, units = (args.columns + UNIT - 1) / UNIT;
-    unsigned row = warp % 4 * 32, token = warp / 4 * 32;
+    unsigned row = warp % 2 * 32, token = warp / 2 * 32;
     allow_successor();
     wait_for_predecessor();
     Sums sums = {};
     Loader it = loader(args);
-    load_stage(args, it, stages[0], 0, units);
-    unsigned which = 0;
+    UNROLL
+    for (int i = 0; i < STAGES - 1; i++) load_stage(args, it, stages[i], i * DEPTH, units);
+    unsigned now = 0, free = STAGES - 1;
 #if SCALED
     unsigned step = 0;
 #endif
     for (unsigned first = 0; first < units; first += DEPTH) {
-        if (first + DEPTH < units) {
-            load_stage(args, it, stages[1 - which], first + DEPTH, units);
-            copies_wait<1>();
-        } else {
-            copies_wait<0>();
-        }
+        copies_wait<STAGES - 2>();
         __syncthreads();
-        Parts parts = parts_of(stages[which], row, token, lane);
+        // Everybody is done with the stage before this one.
+        load_stage(args, it, stages[free], first + (STAGES - 1) * DEPTH, units);
+        Parts parts = parts_of(stages[now], row, token, lane);
         UNROLL
         for (int at = 0; at < DEPTH; at++) {
             if (first + at < units) {
@@ -301,8 +308,8 @@ KERNEL(gemm, Product, THREADS, 2) {
 #endif
             }
         }
-        which = 1 - which;
-        __syncthreads();
+        free = now;
+        now = now + 1 == STAGES ? 0 : now + 1;
     }
     unsigned g = lane / 4, q = lane % 4;
     UNROLL

@@ -215,7 +215,7 @@ impl Kernel {
 impl Launch {
     /// `gemm`.
     pub fn gemm(rows: usize, tokens: usize) -> Option<Launch> {
-        Launch::new([rows.div_ceil(128), tokens.div_ceil(64), 1], 256)
+        Launch::new([rows.div_ceil(64), tokens.div_ceil(64), 1], 128)
     }
 
     /// `dense`.
