@@ -249,13 +249,7 @@ fn fused_products_equal_their_parts() {
     for rows in [1, 2, 4, 8] {
         let got = Codes::new(1, half);
         let out = zeros(4 * half);
-        let fused = Gemv {
-            rows,
-            epilogue: Epilogue::Gated,
-            norm: true,
-            threads: Gemv::gated_threads(rows),
-            ..plain
-        };
+        let fused = Gemv { rows, epilogue: Epilogue::Gated, norm: true, threads: Gemv::gated_threads(rows), ..plain };
         let args = Product {
             x: norm.x,
             norm: norm.weight,
