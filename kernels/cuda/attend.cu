@@ -288,7 +288,7 @@ __device__ inline void join(const Attend& args, const Task& task, Memory& memory
     for (unsigned column = thread; column < columns; column += THREADS) store_result(args, task, dim, column, __fdiv_rn(memory.sums[column], memory.total[column / dim]));
 }
 
-KERNEL(attend, Attend, THREADS, (ROPE || MOST > 128 || CACHE == 0 ? 2 : 3)) {
+KERNEL(attend, Attend, THREADS, (ROPE && CACHE == 0 ? 1 : ROPE || MOST > 128 || CACHE == 0 ? 2 : 3)) {
     SHARED(Memory, shared, [1]);
     Memory& memory = shared[0];
     unsigned thread = threadIdx.x, dim = DIM_OF(args), group = args.query_heads / args.kv_heads, batches = (group + HEADS - 1) / HEADS;

@@ -20,7 +20,7 @@
 #define DEPTH (PIECES < STEP_PIECES ? 1 : PIECES / STEP_PIECES > MOST_DEPTH ? MOST_DEPTH : PIECES / STEP_PIECES)
 // 128 registers for a thread, or all of them where a lane group has many sums.
 #ifndef MIN_BLOCKS
-#define MIN_BLOCKS ((OUTPUTS > 8 || STEP_PIECES > 4 ? 256 : 512) / THREADS)
+#define MIN_BLOCKS ((OUTPUTS >= 8 || STEP_PIECES > 4 ? 256 : 512) / THREADS)
 #endif
 // Rows of a lane group that lie beside each other.
 #define NEIGHBOURS (EPILOGUE == 2 && ROWS > 1 ? ROWS / 2 : ROWS)
