@@ -638,7 +638,8 @@ mod tests {
         let mut decode = line(Kind::Decode, 0, &[100.0]);
         assert!(kernel_table(&decode).contains("does not tell"));
         assert_eq!(decode.launches(), None);
-        decode.kernels = vec![time("norm", 2_000.0, 0), time("product", 3_000.0, 9_000), time("product", 5_000.0, 7_000)];
+        decode.kernels =
+            vec![time("norm", 2_000.0, 0), time("product", 3_000.0, 9_000), time("product", 5_000.0, 7_000)];
         let text = kernel_table(&decode);
         assert!(text.contains("10.0 us together"), "{text}");
         let product = text.find("| product | 2 | 4.00 | 8.0 | 80.0 % | 2 |").expect("the sum of two launches");

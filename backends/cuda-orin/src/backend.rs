@@ -6,6 +6,7 @@ use trine_backend::{
     Backend, DeviceInfo, Error, Gate, Heads, HostMatrix, KernelTime, KvFormat, KvShape, Limits, Result, Row,
 };
 use trine_kernels::args::{self, StepRow};
+use trine_kernels::{Kernel, Launch as Extent};
 
 use crate::buffers::Buffer;
 use crate::driver::{self, Driver, Sequence, Transfer};
@@ -159,7 +160,7 @@ impl CudaOrin {
 
     /// What finds the largest values of `rows` rows of `buf`.
     fn find_largest(&mut self, buf: &Buf, rows: usize) -> Result<Tail> {
-        const BLOCKS: usize = 64;
+        const BLOCKS: usize = 128;
         let host = self.staging(4 * rows)?;
         if self.largest.as_ref().is_none_or(|largest| largest.rows < rows) {
             self.wait()?;
@@ -173,7 +174,8 @@ impl CudaOrin {
         let Some(Largest { partials, counters, out, .. }) = &self.largest else {
             return Err(Error::Device("the place of an index was lost".into()));
         };
-        let blocks = buf.columns.div_ceil(1024).min(BLOCKS);
+        let extent = Extent::argmax(buf.columns, rows).filter(|extent| extent.grid[0] as usize <= BLOCKS);
+        let extent = extent.ok_or_else(|| Error::Unsupported(format!("{rows} rows to find the largest values of")))?;
         let arguments = args::Argmax {
             x: buf.floats.address(),
             partials: partials.address(),
@@ -183,8 +185,8 @@ impl CudaOrin {
             columns: buf.columns as u32,
             unused: 0,
         };
-        let about = (format!("argmax {}", buf.columns), 0);
-        let launch = launch(&self.driver, "argmax", &[], [blocks, rows, 1], 256, &arguments, about)?;
+        let kernel = |overlap| Kernel::plain("argmax", overlap);
+        let launch = launch(&self.driver, kernel, extent, &arguments, format!("argmax {}", buf.columns), 0)?;
         Ok(Tail { launches: vec![launch], fetch: Transfer { host, device: out.address(), bytes: 4 * rows } })
     }
 }
@@ -223,14 +225,18 @@ impl Backend for CudaOrin {
         let mut shown = vec![
             ("compute capability".to_owned(), version(facts.capability, 10)),
             ("multiprocessors".to_owned(), facts.multiprocessors.to_string()),
-            ("GPU memory".to_owned(), format!("{} MiB{}", facts.memory >> 20, if facts.unified { ", the host's" } else { "" })),
+            (
+                "GPU memory".to_owned(),
+                format!("{} MiB{}", facts.memory >> 20, if facts.unified { ", the host's" } else { "" }),
+            ),
             ("L2 cache".to_owned(), format!("{} KiB", facts.cache >> 10)),
             ("driver".to_owned(), format!("CUDA {}", version(facts.driver / 10, 100))),
             ("compiler of kernels".to_owned(), self.driver.compiler()),
             ("overlapped launches".to_owned(), overlaps.to_owned()),
         ];
         if facts.emulated {
-            shown = vec![("warning".to_owned(), "this is no GPU but a program that imitates one: it is slow".to_owned())];
+            shown =
+                vec![("warning".to_owned(), "this is no GPU but a program that imitates one: it is slow".to_owned())];
         }
         // What is free of memory that is the host's, the host knows better: the driver leaves out what caches hold.
         let free = if facts.unified || facts.emulated { None } else { self.driver.free().ok() };
@@ -331,7 +337,8 @@ impl Backend for CudaOrin {
         assert_eq!(columns, buf.columns, "read_largest: the rows' columns");
         let tail = self.find_largest(buf, out.len())?;
         self.bring(tail)?;
-        for (out, word) in out.iter_mut().zip(self.staged(4 * out.len()).chunks_exact(4)) {
+        let bytes = 4 * out.len();
+        for (out, word) in out.iter_mut().zip(self.staged(bytes).chunks_exact(4)) {
             let index = u32::from_le_bytes(word.try_into().unwrap_or_default());
             // Where no value is above -inf there is no index.
             *out = Some(index).filter(|&index| index < columns as u32);
@@ -348,7 +355,9 @@ impl Backend for CudaOrin {
         let (from, to) = (from?, to?);
         let arguments = args::Copy16 { from: from.address(), to: to.address(), vectors: COPIED / 16 };
         let blocks = 16 * self.driver.facts().multiprocessors as usize;
-        let copy = launch(&self.driver, "copy", &[], [blocks, 1, 1], 256, &arguments, ("copy".into(), 2 * COPIED))?;
+        let Some(extent) = Extent::copy(blocks) else { return Ok(None) };
+        let kernel = |overlap| Kernel::plain("copy", overlap);
+        let copy = launch(&self.driver, kernel, extent, &arguments, "copy".into(), 2 * COPIED)?;
         let send = Transfer { host: self.host_rows.address(), device: self.rows.address(), bytes: 0 };
         self.wait()?;
         let times = self.driver.time(&Sequence { send, launches: vec![copy; COPIES], fetch: None })?;

@@ -3,8 +3,8 @@
 use std::sync::OnceLock;
 
 use trine_backend::{Error, Result};
+use trine_kernels::{LANES, UNIT, segment};
 
-use crate::layout::{LANES, UNIT, segment};
 use crate::memory::{Memory, Piece};
 
 /// f32 `[rows, columns]`, row-major, and their INT8 codes where a product asks for them.

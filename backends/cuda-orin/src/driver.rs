@@ -3,14 +3,16 @@
 //! Two things can do that: a GPU through the CUDA driver ([`cuda`]), and where the feature `emulate` is compiled in, the
 //! same kernels compiled for the host ([`emulated`]). Everything above this file knows neither.
 
+#[allow(unsafe_code)] // The CUDA driver is a C library: each call has its reason.
 mod cuda;
 #[cfg(feature = "emulate")]
+#[allow(unsafe_code)] // Device memory is this program's, by its address.
 mod emulated;
 
 use std::sync::Arc;
 
-use trine_backend::{Error, Result};
-use trine_kernels::Kernel as Source;
+use trine_backend::Result;
+use trine_kernels::{Kernel as Source, Launch as Extent};
 
 /// Programmatic dependent launch came with this compute capability.
 const OVERLAPS: u32 = 90;
@@ -52,12 +54,17 @@ pub(crate) struct Kernel {
     handle: usize,
 }
 
+impl Kernel {
+    pub(crate) fn new(name: &'static str, handle: usize) -> Kernel {
+        Kernel { name, handle }
+    }
+}
+
 /// One launch of a kernel.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Launch {
     pub(crate) kernel: Kernel,
-    pub(crate) grid: [u32; 3],
-    pub(crate) threads: u32,
+    pub(crate) extent: Extent,
     /// The kernel's one parameter, a struct.
     pub(crate) arguments: Vec<u64>,
     /// What it does, for people.
@@ -91,7 +98,7 @@ pub(crate) trait Prepared: Send {
 /// A device.
 pub(crate) trait Driver: Send + Sync {
     fn facts(&self) -> &Facts;
-    /// What compiles the kernels, and its version; or why there is none.
+    /// What compiles the kernels, and its version.
     fn compiler(&self) -> String;
     /// Bytes that are free now.
     fn free(&self) -> Result<u64>;
@@ -106,8 +113,6 @@ pub(crate) trait Driver: Send + Sync {
     fn zero(&self, address: u64, bytes: u64) -> Result<()>;
     /// Copies to the device; `bytes` are free when it returns.
     fn send(&self, address: u64, bytes: &[u8]) -> Result<()>;
-    /// Copies to the host, and waits.
-    fn fetch(&self, address: u64, out: &mut [u8]) -> Result<()>;
     /// Compiles a kernel, or finds it compiled.
     fn kernel(&self, source: &Source) -> Result<Kernel>;
     /// Starts a sequence that is not expected to come again.
@@ -135,5 +140,5 @@ fn emulation() -> Result<Arc<dyn Driver>> {
 
 #[cfg(not(feature = "emulate"))]
 fn emulation() -> Result<Arc<dyn Driver>> {
-    Err(Error::Unsupported("this build has no emulation of CUDA: it is for tests, with the feature `emulate`".into()))
+    Err(trine_backend::Error::Unsupported("this build has no emulation of CUDA: it is for tests, with the feature `emulate`".into()))
 }

@@ -121,7 +121,9 @@ impl Fuser {
 
     /// The product of a norm's output, where the norm is of use to it alone.
     fn normed_product(&mut self, out: &Buf, x: &Buf, weight: &Buf, eps: f32, later: &[Op]) -> Option<(Node, usize)> {
-        let Some((Op::Linear { out: target, x: input, weight: matrix }, rest)) = later.split_first() else { return None };
+        let Some((Op::Linear { out: target, x: input, weight: matrix }, rest)) = later.split_first() else {
+            return None;
+        };
         let fits = self.rows == 1
             && input == out
             && matrix.activation == Activation::Block
@@ -142,7 +144,8 @@ impl Fuser {
             _ => (None, later),
         };
         let count = usize::from(bias.is_some());
-        let product = |target| Node::Product { weight: weight.clone(), input: input.clone(), bias: bias.clone(), target };
+        let product =
+            |target| Node::Product { weight: weight.clone(), input: input.clone(), bias: bias.clone(), target };
         match rest.first() {
             Some(Op::RmsNorm { x, add: Some(add), .. } | Op::Add { x, y: add })
                 if add == out && x != out && input.buffer() != x && !is_needed(out, &rest[1..]) =>

@@ -58,11 +58,6 @@ impl Cache {
         let [key_scales, value_scales] = scales.as_ref().map_or([0; 2], |scales| scales.each_ref().map(Piece::address));
         [keys.address(), values.address(), key_scales, value_scales]
     }
-
-    /// Bytes of keys and values of one position of a layer.
-    pub(crate) fn position_bytes(&self) -> u64 {
-        2 * (self.shape.kv_heads * self.format.vector_bytes(self.shape.head_dim)) as u64
-    }
 }
 
 /// Bytes of a vector in memory, its scale left out.
@@ -73,13 +68,4 @@ fn vector_bytes(dim: usize, format: KvFormat) -> u64 {
         KvFormat::Int8 => dim,
     };
     bytes.next_multiple_of(16) as u64
-}
-
-/// The kernels' number for a format.
-pub(crate) fn cache_constant(format: KvFormat) -> u32 {
-    match format {
-        KvFormat::F32 => 0,
-        KvFormat::F16 => 1,
-        KvFormat::Int8 => 2,
-    }
 }

@@ -10,7 +10,6 @@ mod buffers;
 mod driver;
 mod fuse;
 mod kv;
-mod layout;
 mod memory;
 mod op;
 mod options;

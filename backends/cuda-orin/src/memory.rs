@@ -112,12 +112,6 @@ impl Piece {
         assert!(offset + data.len() as u64 <= self.bytes, "a copy past the end of a piece");
         self.chunk.driver.send(self.address() + offset, data)
     }
-
-    /// Copies what is at its start to the host.
-    pub(crate) fn read(&self, out: &mut [u8]) -> Result<()> {
-        assert!(out.len() as u64 <= self.bytes, "a copy from past the end of a piece");
-        self.chunk.driver.fetch(self.address(), out)
-    }
 }
 
 /// Host memory that the device copies from and to by itself.

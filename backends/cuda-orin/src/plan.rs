@@ -6,12 +6,13 @@
 
 use std::sync::Arc;
 
-use trine_backend::{Activation, Format, Gate, Group, Heads, Result, ZeroKind};
+use trine_backend::{Activation, Gate, Heads, KvFormat, Result};
 use trine_kernels::args::{self, Args};
+use trine_kernels::{Epilogue, Gemv, Kernel, Launch as Extent, Quantize};
 
 use crate::driver::{Driver, Launch};
 use crate::fuse::{Input, MOST_FEW_ROWS, Node, Target, fuse};
-use crate::kv::{Cache, cache_constant};
+use crate::kv::Cache;
 use crate::memory::{Memory, Piece};
 use crate::op::{Buf, Op, Shared, is_needed};
 use crate::options::RowsPerThread;
@@ -19,12 +20,8 @@ use crate::weights::Matrix;
 
 /// Positions of a chunk of attention.
 const CHUNK: usize = 64;
-/// Query heads that a block of attention takes.
-const HEADS_PER_BLOCK: usize = 8;
 /// Bytes of attention's partial sums: the rows of a larger step are taken a part at a time.
 const PARTIALS: u64 = 64 << 20;
-/// Threads of a block that has a column each.
-const THREADS: u32 = 256;
 
 /// What a plan depends on beside the ops.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -110,7 +107,7 @@ struct Course<'a> {
 
 /// Codes of a result: how they are made, and where they go.
 struct Codes {
-    constant: u32,
+    quantize: Quantize,
     codes: u64,
     spans: u64,
     /// Where the floats go; 0 if nobody asks for them.
@@ -151,31 +148,15 @@ impl Course<'_> {
     /// Adds a launch, unless there is nothing for it to do.
     fn push<A: Args>(
         &mut self,
-        file: &'static str,
-        constants: &[(&'static str, u32)],
-        grid: [usize; 3],
-        threads: u32,
+        kernel: impl FnOnce(bool) -> Kernel,
+        extent: Option<Extent>,
         arguments: &A,
-        about: (String, u64),
+        label: String,
+        bytes: u64,
     ) -> Result<()> {
-        if grid.contains(&0) {
-            return Ok(());
-        }
-        let launch = launch(self.planner.driver, file, constants, grid, threads, arguments, about)?;
-        self.plan.launches.push(launch);
+        let Some(extent) = extent.filter(|_| self.rows > 0) else { return Ok(()) };
+        self.plan.launches.push(launch(self.planner.driver, kernel, extent, arguments, label, bytes)?);
         Ok(())
-    }
-
-    /// A kernel whose threads have a column each.
-    fn columns<A: Args>(
-        &mut self,
-        file: &'static str,
-        constants: &[(&'static str, u32)],
-        columns: usize,
-        arguments: &A,
-    ) -> Result<()> {
-        let grid = [columns.div_ceil(THREADS as usize), self.rows, 1];
-        self.push(file, constants, grid, THREADS, arguments, (format!("{file} {columns}"), 0))
     }
 
     fn step(&self) -> u64 {
@@ -195,12 +176,12 @@ impl Course<'_> {
             _ => Activation::Float,
         };
         if !can.contains(&wanted) {
-            return Ok(Codes { constant: 0, codes: 0, spans: 0, floats: out.floats.address() });
+            return Ok(Codes { quantize: Quantize::No, codes: 0, spans: 0, floats: out.floats.address() });
         }
         let (codes, spans) = out.quantized_row(self.planner.memory, 0)?;
         self.quantized.push((out.clone(), wanted));
         let floats = if floats_needed(out, wanted, later) { out.floats.address() } else { 0 };
-        Ok(Codes { constant: activation_constant(wanted), codes, spans, floats })
+        Ok(Codes { quantize: Quantize::from_activation(wanted), codes, spans, floats })
     }
 
     fn embed(&mut self, out: &Buf, table: &Matrix) -> Result<()> {
@@ -217,18 +198,12 @@ impl Course<'_> {
             rows: table.rows as u32,
         };
         self.changed(out);
-        self.columns("embed", &format_constants(table.format), table.columns, &arguments)
+        let extent = Extent::columns(table.columns, self.rows);
+        let label = format!("embed {} {}", table.format, table.columns);
+        self.push(|overlap| Kernel::embed(table.format, overlap), extent, &arguments, label, 0)
     }
 
-    fn rms_norm(
-        &mut self,
-        out: &Buf,
-        x: &Buf,
-        add: Option<&Buf>,
-        weight: &Buf,
-        eps: f32,
-        later: &[Op],
-    ) -> Result<()> {
+    fn rms_norm(&mut self, out: &Buf, x: &Buf, add: Option<&Buf>, weight: &Buf, eps: f32, later: &[Op]) -> Result<()> {
         if add.is_some() {
             self.changed(x);
         }
@@ -245,14 +220,17 @@ impl Course<'_> {
             eps,
             unused: 0,
         };
-        let about = (format!("rms_norm {}", x.columns), 0);
-        self.push("rms_norm", &[("QUANTIZE", codes.constant)], [1, self.rows, 1], THREADS, &arguments, about)
+        let label = format!("rms_norm {}", x.columns);
+        let kernel = |overlap| Kernel::rms_norm(codes.quantize, overlap);
+        self.push(kernel, Extent::rows(self.rows), &arguments, label, 0)
     }
 
     fn add(&mut self, x: &Buf, y: u64, y_pitch: usize) -> Result<()> {
         self.changed(x);
         let (columns, y_pitch) = (x.columns as u32, y_pitch as u32);
-        self.columns("add", &[], x.columns, &args::Add { x: x.floats.address(), y, columns, y_pitch })
+        let arguments = args::Add { x: x.floats.address(), y, columns, y_pitch };
+        let extent = Extent::columns(x.columns, self.rows);
+        self.push(|overlap| Kernel::plain("add", overlap), extent, &arguments, format!("add {columns}"), 0)
     }
 
     fn head_norm(&mut self, qkv: &Buf, heads: Heads, query: &Buf, key: &Buf, eps: f32) -> Result<()> {
@@ -266,8 +244,9 @@ impl Course<'_> {
             kv_heads: heads.kv as u32,
             eps,
         };
-        let grid = [heads.query + heads.kv, self.rows, 1];
-        self.push("head_norm", &[], grid, 128, &arguments, (format!("head_norm {}", heads.dim), 0))
+        let extent = Extent::heads(heads.query + heads.kv, self.rows);
+        let label = format!("head_norm {}", heads.dim);
+        self.push(|overlap| Kernel::plain("head_norm", overlap), extent, &arguments, label, 0)
     }
 
     fn rope_store_kv(
@@ -292,13 +271,10 @@ impl Course<'_> {
             kv_heads: heads.kv as u32,
             context: cache.map_or(0, |(cache, _)| cache.shape.context as u32),
         };
-        let constants = [
-            ("ROPE", u32::from(table.is_some())),
-            ("STORE", u32::from(cache.is_some())),
-            ("CACHE", cache.map_or(0, |(cache, _)| cache_constant(cache.format))),
-        ];
-        let grid = [heads.query + 2 * heads.kv, self.rows, 1];
-        self.push("rope_store_kv", &constants, grid, 128, &arguments, (format!("rope_store_kv {}", heads.dim), 0))
+        let format = cache.map_or(KvFormat::F32, |(cache, _)| cache.format);
+        let kernel = |overlap| Kernel::rope_store_kv(table.is_some(), cache.is_some(), format, overlap);
+        let extent = Extent::heads(heads.query + 2 * heads.kv, self.rows);
+        self.push(kernel, extent, &arguments, format!("rope_store_kv {}", heads.dim), 0)
     }
 
     #[allow(clippy::too_many_arguments)] // They are the op's own, with what its neighbours ask for.
@@ -314,23 +290,20 @@ impl Course<'_> {
     ) -> Result<()> {
         let can: &[Activation] = if heads.dim.is_multiple_of(32) { &[Activation::Block] } else { &[] };
         let codes = self.codes_of(out, later, can)?;
-        let (chunks, batches) = (self.planner.shape.chunks, heads.group().div_ceil(HEADS_PER_BLOCK));
+        let chunks = self.planner.shape.chunks;
         let row_bytes = (heads.query * chunks * (heads.dim + 2) * 4) as u64;
         let part = self.rows.min((PARTIALS / row_bytes) as usize).max(1);
-        let counters = part * heads.kv * batches;
+        // A block takes one of these for the query heads of a key/value head, or for a part of them.
+        let counters = part * heads.query;
         let reserved = self.planner.scratch.reserve(self.planner.memory, part as u64 * row_bytes, counters as u64)?;
         let ([partials, counters], invalidates) = reserved;
         self.plan.invalidates |= invalidates;
         let [keys, values, key_scales, value_scales] = cache.addresses(layer);
-        let constants = [
-            ("CACHE", cache_constant(cache.format)),
-            ("ROPE", u32::from(rope.is_some())),
-            ("QUANTIZE", codes.constant),
-        ];
+        let kernel = |overlap| Kernel::attend(rope.is_some(), cache.format, codes.quantize, overlap);
         for first in (0..self.rows).step_by(part) {
             let rows = part.min(self.rows - first);
-            let (out_codes, out_spans) = match codes.constant {
-                0 => (0, 0),
+            let (out_codes, out_spans) = match codes.quantize {
+                Quantize::No => (0, 0),
                 _ => out.quantized_row(self.planner.memory, first)?,
             };
             let arguments = args::Attend {
@@ -355,9 +328,9 @@ impl Course<'_> {
                 scale: (1.0 / (heads.dim as f64).sqrt()) as f32,
                 unused: 0,
             };
-            let about = (format!("attend {}x{} chunks {chunks}", heads.query, heads.dim), 0);
-            let grid = [chunks, heads.kv * batches, rows];
-            self.push("attend", &constants, grid, THREADS, &arguments, about)?;
+            let label = format!("attend {}x{}, {chunks} chunks", heads.query, heads.dim);
+            let extent = Extent::attend(chunks, heads.kv, heads.group(), rows);
+            self.push(kernel, extent, &arguments, label, 0)?;
         }
         Ok(())
     }
@@ -374,9 +347,9 @@ impl Course<'_> {
             gate: gate_constant(gate),
             unused: 0,
         };
-        let grid = [out.columns.div_ceil(32).div_ceil(32), self.rows, 1];
-        let about = (format!("gated {}", out.columns), 0);
-        self.push("gated", &[("QUANTIZE", codes.constant)], grid, THREADS, &arguments, about)
+        let extent = Extent::units(out.columns, self.rows);
+        let kernel = |overlap| Kernel::gated(codes.quantize, overlap);
+        self.push(kernel, extent, &arguments, format!("gated {}", out.columns), 0)
     }
 
     fn select(&mut self, out: &Buf, x: &Buf) -> Result<()> {
@@ -390,7 +363,9 @@ impl Course<'_> {
         self.changed(out);
         self.rows = self.planner.shape.outputs;
         self.selected = true;
-        self.columns("select_rows", &[], x.columns, &arguments)
+        let extent = Extent::columns(x.columns, self.rows);
+        let label = format!("select_rows {}", x.columns);
+        self.push(|overlap| Kernel::plain("select_rows", overlap), extent, &arguments, label, 0)
     }
 
     /// The codes of a buffer's rows, made now unless they are there.
@@ -401,10 +376,12 @@ impl Course<'_> {
         }
         let arguments =
             args::Quantize { x: x.floats.address(), codes, spans, columns: x.columns as u32, per: x.per() as u32 };
-        let blocks = if activation == Activation::Token { 1 } else { x.columns.div_ceil(32).div_ceil(32) };
-        let constants = [("QUANTIZE", activation_constant(activation))];
-        let about = (format!("quantize {}", x.columns), 0);
-        self.push("quantize", &constants, [blocks, self.rows, 1], THREADS, &arguments, about)?;
+        let extent = match activation {
+            Activation::Token => Extent::rows(self.rows),
+            _ => Extent::units(x.columns, self.rows),
+        };
+        let kernel = |overlap| Kernel::quantize(Quantize::from_activation(activation), overlap);
+        self.push(kernel, extent, &arguments, format!("quantize {}", x.columns), 0)?;
         self.changed(x);
         self.quantized.push((x.clone(), activation));
         Ok((codes, spans))
@@ -420,11 +397,11 @@ impl Course<'_> {
     ) -> Result<()> {
         let bias = bias.map_or(0, |bias| bias.floats.address());
         let (out, epilogue) = match target {
-            Target::Store(out) => (out, 0),
-            Target::AddTo(out) => (out, 1),
-            Target::Gated(out, _) => (out, 2),
+            Target::Store(out) => (out, Epilogue::Store),
+            Target::AddTo(out) => (out, Epilogue::Add),
+            Target::Gated(out, _) => (out, Epilogue::Gated),
         };
-        let rows = if epilogue == 2 { weight.rows / 2 } else { weight.rows };
+        let rows = if epilogue == Epilogue::Gated { weight.rows / 2 } else { weight.rows };
         assert!(out.columns == rows, "linear: a result of {rows} columns in a buffer of {}", out.columns);
         if weight.format.is_dense() {
             let Input::Rows(x) = input else { unreachable!("only codes are made of a norm") };
@@ -471,41 +448,44 @@ impl Course<'_> {
         }
     }
     /// A product that reads the weights once for all rows of the step.
-    fn gemv(&mut self, weight: &Matrix, arguments: &args::Product, normed: bool, epilogue: u32) -> Result<()> {
-        let mut constants = format_constants(weight.format);
-        let tokens = self.rows.next_power_of_two();
-        let (rows_per_thread, threads) = self.gemv_tile(tokens, epilogue);
-        constants.extend([
-            ("INTEGER", u32::from(weight.is_integer())),
-            ("ROWS", rows_per_thread),
-            ("TOKENS", tokens as u32),
-            ("EPILOGUE", epilogue),
-            ("NORM", u32::from(normed)),
-            ("PER", self.constant_per(weight)),
-            ("THREADS", threads),
-        ]);
-        let tile = (threads / 16 * rows_per_thread) as usize;
-        let tiles = weight.rows.div_ceil(tile);
-        let parts = [if normed { " norm" } else { "" }, ["", " add", " gated"][epilogue as usize]].concat();
-        let label = format!("gemv {} {}x{}{parts}", weight.format, weight.rows, weight.columns);
-        self.push("gemv", &constants, [tiles, 1, 1], threads, arguments, (label, weight.bytes()))
+    fn gemv(&mut self, weight: &Matrix, arguments: &args::Product, norm: bool, epilogue: Epilogue) -> Result<()> {
+        let tokens = self.rows.next_power_of_two() as u32;
+        let facts = self.planner.driver.facts();
+        let rows = match self.planner.rows_per_thread {
+            Some(rows) => rows.count(),
+            None if tokens == 1 => 2,
+            None => 4,
+        };
+        let gemv = Gemv {
+            format: weight.format,
+            activation: weight.activation,
+            rows,
+            tokens,
+            epilogue,
+            norm,
+            // An imitated device compiles longer than it runs: one kernel serves all widths.
+            per: (!facts.emulated).then(|| weight.per() as u32),
+            threads: if epilogue == Epilogue::Gated { Gemv::gated_threads(rows) } else { 128 },
+        };
+        let extent = gemv.launch(weight.rows, facts.multiprocessors as usize);
+        let (norm, then) = (if norm { " norm" } else { "" }, then(epilogue));
+        let label = format!("gemv {} {}x{}{norm}{then}", weight.format, weight.rows, weight.columns);
+        self.push(|overlap| gemv.kernel(overlap), extent, arguments, label, weight.bytes())
     }
 
     /// The same through tensor cores, a tile of rows and tokens for each block.
-    fn gemm(&mut self, weight: &Matrix, arguments: &args::Product, epilogue: u32) -> Result<()> {
-        let mut constants = format_constants(weight.format);
-        constants.extend([("INTEGER", u32::from(weight.is_integer())), ("EPILOGUE", epilogue)]);
-        let grid = [weight.rows.div_ceil(128), self.rows.div_ceil(64), 1];
-        let add = if epilogue == 1 { " add" } else { "" };
-        let label = format!("gemm {} {}x{}{add}", weight.format, weight.rows, weight.columns);
-        self.push("gemm", &constants, grid, THREADS, arguments, (label, weight.bytes()))
+    fn gemm(&mut self, weight: &Matrix, arguments: &args::Product, epilogue: Epilogue) -> Result<()> {
+        let kernel = |overlap| Kernel::gemm(weight.format, weight.activation, epilogue, overlap);
+        let extent = Extent::gemm(weight.rows, self.rows);
+        let label = format!("gemm {} {}x{}{}", weight.format, weight.rows, weight.columns, then(epilogue));
+        self.push(kernel, extent, arguments, label, weight.bytes())
     }
 
-    fn dense(&mut self, weight: &Matrix, x: &Buf, bias: u64, out: &Buf, epilogue: u32) -> Result<()> {
+    fn dense(&mut self, weight: &Matrix, x: &Buf, bias: u64, out: &Buf, epilogue: Epilogue) -> Result<()> {
         assert_eq!(x.columns, weight.columns, "linear: the activations' columns");
         self.changed(out);
         let arguments = args::Dense {
-            weights: weight.codes.address(),
+            weights: weight.addresses()[0],
             x: x.floats.address(),
             bias,
             out: out.floats.address(),
@@ -516,44 +496,34 @@ impl Course<'_> {
             out_pitch: out.columns as u32,
             unused: 0,
         };
-        let mut constants = format_constants(weight.format);
-        constants.truncate(1);
-        constants.push(("EPILOGUE", epilogue));
-        let grid = [weight.rows.div_ceil(8), self.rows.div_ceil(8), 1];
-        let label = format!("dense {} {}x{}", weight.format, weight.rows, weight.columns);
-        self.push("dense", &constants, grid, THREADS, &arguments, (label, weight.bytes()))
-    }
-
-    /// Rows that a thread of a product computes together, and threads of its block.
-    fn gemv_tile(&self, tokens: usize, epilogue: u32) -> (u32, u32) {
-        let rows = match self.planner.rows_per_thread {
-            Some(rows) => rows.count(),
-            None if tokens == 1 => 2,
-            None => 4,
-        };
-        // The gate's kernel makes 32 outputs of 64 rows.
-        if epilogue == 2 { (rows, 64 * 16 / rows) } else { (rows, 128) }
-    }
-
-    /// Units of a segment as a constant of the kernel; 0 where one kernel is to serve all.
-    fn constant_per(&self, weight: &Matrix) -> u32 {
-        if self.planner.driver.facts().emulated { 0 } else { weight.per() as u32 }
+        let kernel = |overlap| Kernel::dense(weight.format, epilogue, overlap);
+        let extent = Extent::dense(weight.rows, self.rows);
+        let label = format!("dense {} {}x{}{}", weight.format, weight.rows, weight.columns, then(epilogue));
+        self.push(kernel, extent, &arguments, label, weight.bytes())
     }
 }
 
-/// A launch of a kernel that is compiled with these constants.
+/// What follows a product, for people.
+fn then(epilogue: Epilogue) -> &'static str {
+    match epilogue {
+        Epilogue::Store => "",
+        Epilogue::Add => " add",
+        Epilogue::Gated => " gated",
+    }
+}
+
+/// A launch of a kernel, which is compiled for launches that overlap where they can.
 pub(crate) fn launch<A: Args>(
     driver: &Arc<dyn Driver>,
-    file: &'static str,
-    constants: &[(&'static str, u32)],
-    grid: [usize; 3],
-    threads: u32,
+    kernel: impl FnOnce(bool) -> Kernel,
+    extent: Extent,
     arguments: &A,
-    (label, bytes): (String, u64),
+    label: String,
+    bytes: u64,
 ) -> Result<Launch> {
-    let kernel = driver.kernel(&trine_kernels::Kernel::new(file, constants))?;
+    let kernel = driver.kernel(&kernel(driver.facts().overlaps()))?;
     let words = arguments.bytes().chunks_exact(8).map(|word| u64::from_ne_bytes(word.try_into().unwrap_or_default()));
-    Ok(Launch { kernel, grid: grid.map(|size| size as u32), threads, arguments: words.collect(), label, bytes })
+    Ok(Launch { kernel, extent, arguments: words.collect(), label, bytes })
 }
 
 /// Whether anyone looks at the floats of `out` where its codes are there: an op other than a product that wants these
@@ -572,43 +542,9 @@ fn floats_needed(out: &Buf, activation: Activation, later: &[Op]) -> bool {
     true
 }
 
-fn activation_constant(activation: Activation) -> u32 {
-    match activation {
-        Activation::Float => 0,
-        Activation::Token => 1,
-        Activation::Block => 2,
-    }
-}
-
 fn gate_constant(gate: Gate) -> u32 {
     match gate {
         Gate::Silu => 0,
         Gate::Relu2 => 1,
     }
-}
-
-/// The kernels' numbers for a format.
-fn format_constants(format: Format) -> Vec<(&'static str, u32)> {
-    let units = |group| match group {
-        Group::G32 => 1,
-        Group::G64 => 2,
-        Group::G128 => 4,
-        Group::Row => 0,
-    };
-    let (number, zero, group) = match format {
-        Format::Ternary => (0, 0, 0),
-        Format::Int4 { group, zero } => {
-            let zero = match zero {
-                ZeroKind::Symmetric => 0,
-                ZeroKind::Point => 1,
-                ZeroKind::Min => 2,
-            };
-            (1, zero, units(group))
-        }
-        Format::Int8 { group } => (2, 0, units(group)),
-        Format::F32 => (3, 0, 0),
-        Format::F16 => (4, 0, 0),
-        Format::Bf16 => (5, 0, 0),
-    };
-    vec![("FORMAT", number), ("ZERO", zero), ("GROUP", group)]
 }

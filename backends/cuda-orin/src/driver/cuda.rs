@@ -7,7 +7,7 @@ use std::sync::Mutex;
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys;
 use trine_backend::{Error, Result};
-use trine_kernels::Kernel as Source;
+use trine_kernels::{Cache, Compiler, Kernel as Source};
 
 use super::{Driver, Facts, Kernel, Launch, Prepared, Sequence, Transfer};
 
@@ -20,6 +20,7 @@ pub(crate) struct Cuda {
     context: sys::CUcontext,
     stream: sys::CUstream,
     facts: Facts,
+    compiler: Compiler,
     kernels: Mutex<HashMap<Source, Loaded>>,
 }
 
@@ -41,7 +42,8 @@ impl Cuda {
         // SAFETY: it loads the driver's library by its usual names and looks at nothing in it.
         if !unsafe { sys::is_culib_present() } {
             return Err(Error::Unsupported(
-                "there is no CUDA driver (libcuda.so.1): install NVIDIA's driver, or on a Jetson use JetPack's image".into(),
+                "there is no CUDA driver (libcuda.so.1): install NVIDIA's driver, or on a Jetson use JetPack's image"
+                    .into(),
             ));
         }
         result::init().map_err(|error| failed("starting CUDA", error))?;
@@ -58,13 +60,15 @@ impl Cuda {
                 LOWEST % 10
             )));
         }
+        let compiler = Compiler::open(Cache::of_user())?;
         // SAFETY: the device is there; the context is released when the backend is dropped.
-        let context = unsafe { result::primary_ctx::retain(device) }.map_err(|error| failed("taking the GPU", error))?;
+        let context =
+            unsafe { result::primary_ctx::retain(device) }.map_err(|error| failed("taking the GPU", error))?;
         // SAFETY: the context was just made.
         unsafe { result::ctx::set_current(context) }.map_err(|error| failed("taking the GPU", error))?;
         let stream = result::stream::create(result::stream::StreamKind::NonBlocking)
             .map_err(|error| failed("making a stream", error))?;
-        Ok(Cuda { device, context, stream, facts, kernels: Mutex::default() })
+        Ok(Cuda { device, context, stream, facts, compiler, kernels: Mutex::default() })
     }
 
     /// Makes the context current: each call may come from another thread.
@@ -81,12 +85,12 @@ impl Cuda {
             pad: [0; 4],
             value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
         };
-        let [x, y, z] = launch.grid;
+        let [x, y, z] = launch.extent.grid;
         let config = sys::CUlaunchConfig {
             gridDimX: x,
             gridDimY: y,
             gridDimZ: z,
-            blockDimX: launch.threads,
+            blockDimX: launch.extent.threads,
             blockDimY: 1,
             blockDimZ: 1,
             sharedMemBytes: 0,
@@ -109,7 +113,8 @@ impl Cuda {
         // SAFETY: the host's bytes are from `allocate_host`, and live as long as the sequence that holds the transfer.
         let from = unsafe { std::slice::from_raw_parts(host as *const u8, bytes) };
         // SAFETY: the device's bytes are those of a piece that the sequence's owner holds.
-        unsafe { result::memcpy_htod_async(device, from, self.stream) }.map_err(|error| failed("a copy to the GPU", error))
+        unsafe { result::memcpy_htod_async(device, from, self.stream) }
+            .map_err(|error| failed("a copy to the GPU", error))
     }
 
     fn transfer_to_host(&self, transfer: &Transfer) -> Result<()> {
@@ -117,7 +122,8 @@ impl Cuda {
         // SAFETY: as above; nobody looks at the host's bytes until the stream has been waited for.
         let to = unsafe { std::slice::from_raw_parts_mut(host as *mut u8, bytes) };
         // SAFETY: as above.
-        unsafe { result::memcpy_dtoh_async(to, device, self.stream) }.map_err(|error| failed("a copy from the GPU", error))
+        unsafe { result::memcpy_dtoh_async(to, device, self.stream) }
+            .map_err(|error| failed("a copy from the GPU", error))
     }
 
     fn enqueue(&self, sequence: &Sequence, overlap: bool) -> Result<()> {
@@ -150,6 +156,10 @@ impl Drop for Cuda {
 impl Driver for Cuda {
     fn facts(&self) -> &Facts {
         &self.facts
+    }
+
+    fn compiler(&self) -> String {
+        self.compiler.name()
     }
 
     fn free(&self) -> Result<u64> {
@@ -204,30 +214,23 @@ impl Driver for Cuda {
         self.wait()
     }
 
-    fn fetch(&self, address: u64, out: &mut [u8]) -> Result<()> {
-        self.current()?;
-        // SAFETY: the caller's piece has so many bytes; the copy is over before `out` may be looked at.
-        unsafe { result::memcpy_dtoh_async(out, address, self.stream) }
-            .map_err(|error| failed("a copy from the GPU", error))?;
-        self.wait()
-    }
-
     fn kernel(&self, source: &Source) -> Result<Kernel> {
         self.current()?;
         let mut kernels = self.kernels.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         if let Some(kernel) = kernels.get(source) {
             return Ok(kernel.function.clone());
         }
-        let name = source.name();
-        let image = trine_kernels::compile(source, self.facts.capability)?;
+        let name = source.file;
+        let image = self.compiler.machine_code(source, self.facts.capability)?;
         // SAFETY: the image is a whole module: the driver checks it.
         let module = unsafe { result::module::load_data(image.as_ptr().cast()) }
             .map_err(|error| failed(&format!("loading the kernel {name}"), error))?;
-        let symbol = std::ffi::CString::new(name).map_err(|_| Error::Device(format!("'{name}' is no kernel's name")))?;
+        let symbol =
+            std::ffi::CString::new(name).map_err(|_| Error::Device(format!("'{name}' is no kernel's name")))?;
         // SAFETY: the module is loaded, and stays so.
         let function = unsafe { result::module::get_function(module, symbol) }
             .map_err(|error| failed(&format!("looking for the kernel {name}"), error))?;
-        let function = Kernel { name, handle: function as usize };
+        let function = Kernel::new(name, function as usize);
         kernels.insert(source.clone(), Loaded { module: module as usize, function: function.clone() });
         Ok(function)
     }
@@ -241,7 +244,8 @@ impl Driver for Cuda {
         self.current()?;
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: the stream is ours; a failed launch still ends the capture below.
-        unsafe { result::stream::begin_capture(self.stream, mode) }.map_err(|error| failed("recording a graph", error))?;
+        unsafe { result::stream::begin_capture(self.stream, mode) }
+            .map_err(|error| failed("recording a graph", error))?;
         let started = self.enqueue(sequence, overlap);
         // SAFETY: a capture is going on.
         let graph = unsafe { result::stream::end_capture(self.stream) };
@@ -258,7 +262,8 @@ impl Driver for Cuda {
     fn time(&self, sequence: &Sequence) -> Result<Vec<f64>> {
         self.current()?;
         let event = || {
-            result::event::create(sys::CUevent_flags::CU_EVENT_DEFAULT).map_err(|error| failed("making an event", error))
+            result::event::create(sys::CUevent_flags::CU_EVENT_DEFAULT)
+                .map_err(|error| failed("making an event", error))
         };
         let events = (0..=sequence.launches.len()).map(|_| event()).collect::<Result<Vec<_>>>()?;
         // SAFETY: the events are destroyed below.
@@ -324,7 +329,9 @@ fn choose(device: Option<&str>) -> Result<c_int> {
     let name = |ordinal| result::device::get(ordinal).and_then(result::device::get_name);
     let names: Vec<String> = (0..count).map(|ordinal| name(ordinal).unwrap_or_else(|_| "?".into())).collect();
     if names.is_empty() {
-        return Err(Error::Unsupported("the CUDA driver finds no GPU: look at nvidia-smi and CUDA_VISIBLE_DEVICES".into()));
+        return Err(Error::Unsupported(
+            "the CUDA driver finds no GPU: look at nvidia-smi and CUDA_VISIBLE_DEVICES".into(),
+        ));
     }
     find(&names, device.unwrap_or("0")).map(|ordinal| ordinal as c_int)
 }
@@ -366,7 +373,8 @@ fn facts(device: sys::CUdevice) -> std::result::Result<Facts, DriverError> {
 /// An error of the driver in one line.
 fn failed(what: &str, error: DriverError) -> Error {
     use sys::CUresult as Code;
-    let text = error.error_string().map_or_else(|_| format!("{:?}", error.0), |text| text.to_string_lossy().into_owned());
+    let text =
+        error.error_string().map_or_else(|_| format!("{:?}", error.0), |text| text.to_string_lossy().into_owned());
     match error.0 {
         Code::CUDA_ERROR_OUT_OF_MEMORY => Error::OutOfMemory(format!("{what}: the GPU's memory is full")),
         Code::CUDA_ERROR_NO_DEVICE => Error::Unsupported(format!(
