@@ -140,5 +140,7 @@ fn emulation() -> Result<Arc<dyn Driver>> {
 
 #[cfg(not(feature = "emulate"))]
 fn emulation() -> Result<Arc<dyn Driver>> {
-    Err(trine_backend::Error::Unsupported("this build has no emulation of CUDA: it is for tests, with the feature `emulate`".into()))
+    Err(trine_backend::Error::Unsupported(
+        "this build has no emulation of CUDA: it is for tests, with the feature `emulate`".into(),
+    ))
 }

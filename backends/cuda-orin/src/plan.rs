@@ -23,6 +23,9 @@ const CHUNK: usize = 64;
 /// Bytes of attention's partial sums: the rows of a larger step are taken a part at a time.
 const PARTIALS: u64 = 64 << 20;
 
+/// Weights of a matrix from which on its product has a kernel that is made for its width.
+const WORTH_A_KERNEL: usize = 1 << 19;
+
 /// What a plan depends on beside the ops.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Shape {
@@ -148,7 +151,7 @@ impl Course<'_> {
     /// Adds a launch, unless there is nothing for it to do.
     fn push<A: Args>(
         &mut self,
-        kernel: impl FnOnce(bool) -> Kernel,
+        kernel: impl Fn(bool) -> Kernel,
         extent: Option<Extent>,
         arguments: &A,
         label: String,
@@ -463,8 +466,8 @@ impl Course<'_> {
             tokens,
             epilogue,
             norm,
-            // An imitated device compiles longer than it runs: one kernel serves all widths.
-            per: (!facts.emulated).then(|| weight.per() as u32),
+            // A kernel of its own for each width is worth its compilation where the matrix is large.
+            per: (weight.rows * weight.columns >= WORTH_A_KERNEL && !facts.emulated).then(|| weight.per() as u32),
             threads: if epilogue == Epilogue::Gated { Gemv::gated_threads(rows) } else { 128 },
         };
         let extent = gemv.launch(weight.rows, facts.multiprocessors as usize);
@@ -515,7 +518,7 @@ fn then(epilogue: Epilogue) -> &'static str {
 /// A launch of a kernel, which is compiled for launches that overlap where they can.
 pub(crate) fn launch<A: Args>(
     driver: &Arc<dyn Driver>,
-    kernel: impl FnOnce(bool) -> Kernel,
+    kernel: impl Fn(bool) -> Kernel,
     extent: Extent,
     arguments: &A,
     label: String,
