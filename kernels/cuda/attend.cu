@@ -17,7 +17,7 @@
 struct Memory {
     ALIGNED(16) float query[HEADS][MOST_DIM];
     float scores[HEADS][CHUNK];
-    // Of each warp.
+    // Of each warp; of the block when chunks are joined.
     float sums[WARPS][1024];
     float highest[HEADS], total[HEADS];
     float key[MOST_DIM], value[MOST_DIM];
@@ -71,6 +71,9 @@ __device__ inline unsigned position_of(const Task& task, unsigned turn) {
     return (turn * WARPS + warp) * task.at_once + lane / task.sharing;
 }
 
+// Turns of a warp for a chunk.
+__device__ inline unsigned turns_of(const Task& task) { return (CHUNK + WARPS * task.at_once - 1) / (WARPS * task.at_once); }
+
 // The first AHEAD turns; only positions below limit are there.
 __device__ inline void load_ahead(const unsigned char* plane, const Task& task, unsigned dim, unsigned limit, Eight (&ahead)[AHEAD]) {
     unsigned piece = threadIdx.x % task.sharing, pieces = (dim + 7) / 8;
@@ -81,38 +84,50 @@ __device__ inline void load_ahead(const unsigned char* plane, const Task& task, 
     }
 }
 
+// A lane's part of the queries.
+struct Query {
+    float part[HEADS][8];
+};
+
+__device__ inline void score_turn(const Attend& args, const Task& task, Memory& memory, const Query& query, unsigned count, unsigned at, const float (&k)[8]) {
+    float scale = args.scale * (CACHE == 2 && at < count ? task.key_scales[at] : 1.0f);
+    UNROLL
+    for (int h = 0; h < HEADS; h++) {
+        if (h < task.heads) {
+            float sum = 0.0f;
+            UNROLL
+            for (int i = 0; i < 8; i++) sum = fmaf(query.part[h][i], k[i], sum);
+            for (unsigned mask = task.sharing / 2; mask > 0; mask /= 2) sum += shuffle_xor(sum, (int)mask);
+            if (threadIdx.x % task.sharing == 0 && at < CHUNK) memory.scores[h][at] = at < count ? sum * scale : LOWEST;
+        }
+    }
+}
+
 __device__ inline void score_chunk(const Attend& args, const Task& task, Memory& memory, unsigned count, unsigned known, const Eight (&ahead)[AHEAD]) {
-    unsigned lane = threadIdx.x % 32, piece = lane % task.sharing, pieces = (args.dim + 7) / 8;
-    float q[HEADS][8];
+    unsigned piece = threadIdx.x % task.sharing, pieces = (args.dim + 7) / 8;
+    Query query;
     UNROLL
     for (int h = 0; h < HEADS; h++) {
         UNROLL
         for (int i = 0; i < 8; i += 4) {
             float4 v = piece < pieces ? *(const float4*)&memory.query[h][piece * 8 + i] : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-            q[h][i] = v.x, q[h][i + 1] = v.y, q[h][i + 2] = v.z, q[h][i + 3] = v.w;
+            query.part[h][i] = v.x, query.part[h][i + 1] = v.y, query.part[h][i + 2] = v.z, query.part[h][i + 3] = v.w;
         }
     }
-    unsigned turns = (CHUNK + WARPS * task.at_once - 1) / (WARPS * task.at_once);
+    unsigned turns = turns_of(task);
     UNROLL
-    for (unsigned turn = 0; turn < 8; turn++) {
-        if (turn >= turns) break;
+    for (unsigned turn = 0; turn < AHEAD; turn++) {
         unsigned at = position_of(task, turn);
         float k[8] = {};
-        if (at < count && piece < pieces) {
-            bool loaded = turn < AHEAD && at < known;
-            widen(loaded ? ahead[turn % AHEAD] : load_eight(task.keys + at * vector_bytes(args.dim), piece), k);
-        }
-        float scale = args.scale * (CACHE == 2 && at < count ? task.key_scales[at] : 1.0f);
-        UNROLL
-        for (int h = 0; h < HEADS; h++) {
-            if (h < task.heads) {
-                float sum = 0.0f;
-                UNROLL
-                for (int i = 0; i < 8; i++) sum = fmaf(q[h][i], k[i], sum);
-                for (unsigned mask = task.sharing / 2; mask > 0; mask /= 2) sum += shuffle_xor(sum, (int)mask);
-                if (piece == 0 && at < CHUNK) memory.scores[h][at] = at < count ? sum * scale : LOWEST;
-            }
-        }
+        if (at < count && piece < pieces) widen(at < known ? ahead[turn] : load_eight(task.keys + at * vector_bytes(args.dim), piece), k);
+        if (turn < turns) score_turn(args, task, memory, query, count, at, k);
+    }
+    UNROLL_BY(1)
+    for (unsigned turn = AHEAD; turn < turns; turn++) {
+        unsigned at = position_of(task, turn);
+        float k[8] = {};
+        if (at < count && piece < pieces) widen(load_eight(task.keys + at * vector_bytes(args.dim), piece), k);
+        score_turn(args, task, memory, query, count, at, k);
     }
 }
 
@@ -137,28 +152,39 @@ __device__ inline void weigh(const Task& task, Memory& memory, unsigned count) {
     if (lane == 0) memory.highest[head] = highest, memory.total[head] = total;
 }
 
+__device__ inline void add_values(const Memory& memory, unsigned from, unsigned to, unsigned at, const float (&v)[8], float (&sums)[HEADS][8]) {
+    UNROLL
+    for (int h = 0; h < HEADS; h++) {
+        if (from + h < to) {
+            float weight = memory.scores[from + h][at];
+            UNROLL
+            for (int i = 0; i < 8; i++) sums[h][i] = fmaf(weight, v[i], sums[h][i]);
+        }
+    }
+}
+
 // Each warp's sum of its positions' values, for heads from..to, [head, dim].
 __device__ inline void sum_values(const Attend& args, const Task& task, Memory& memory, unsigned from, unsigned to, unsigned count, unsigned known,
                                   const Eight (&ahead)[AHEAD]) {
     unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32, piece = lane % task.sharing, pieces = (args.dim + 7) / 8;
     float sums[HEADS][8] = {};
-    unsigned turns = (CHUNK + WARPS * task.at_once - 1) / (WARPS * task.at_once);
+    unsigned turns = turns_of(task);
     UNROLL
-    for (unsigned turn = 0; turn < 8; turn++) {
-        if (turn >= turns) break;
+    for (unsigned turn = 0; turn < AHEAD; turn++) {
+        unsigned at = position_of(task, turn);
+        if (turn < turns && at < count && piece < pieces) {
+            float v[8];
+            widen(at < known ? ahead[turn] : load_eight(task.values + at * vector_bytes(args.dim), piece), v);
+            add_values(memory, from, to, at, v, sums);
+        }
+    }
+    UNROLL_BY(1)
+    for (unsigned turn = AHEAD; turn < turns; turn++) {
         unsigned at = position_of(task, turn);
         if (at < count && piece < pieces) {
-            bool loaded = turn < AHEAD && at < known;
             float v[8];
-            widen(loaded ? ahead[turn % AHEAD] : load_eight(task.values + at * vector_bytes(args.dim), piece), v);
-            UNROLL
-            for (int h = 0; h < HEADS; h++) {
-                if (from + h < to) {
-                    float weight = memory.scores[from + h][at];
-                    UNROLL
-                    for (int i = 0; i < 8; i++) sums[h][i] = fmaf(weight, v[i], sums[h][i]);
-                }
-            }
+            widen(load_eight(task.values + at * vector_bytes(args.dim), piece), v);
+            add_values(memory, from, to, at, v, sums);
         }
     }
     UNROLL
@@ -203,32 +229,28 @@ __device__ inline void join(const Attend& args, const Task& task, Memory& memory
         for (int mask = 16; mask > 0; mask /= 2) total += shuffle_xor(total, mask);
         if (lane == 0) memory.highest[warp] = highest, memory.total[warp] = total;
     }
-    float sums[HEADS * MOST_DIM / THREADS] = {};
+    float* sums = &memory.sums[0][0];
     for (unsigned start = 0; start < task.chunks; start += CHUNK) {
         unsigned count = min(task.chunks - start, (unsigned)CHUNK);
         __syncthreads();
         for (unsigned i = thread; i < task.heads * count; i += THREADS)
             memory.scores[i / count][i % count] = expf(__ldcg(partial_of(args, task, i / count, start + i % count) + dim) - memory.highest[i / count]);
         __syncthreads();
-        UNROLL
-        for (int i = 0; i < HEADS * MOST_DIM / THREADS; i++) {
-            unsigned column = i * THREADS + thread;
-            if (column < columns) {
-                unsigned head = column / dim;
-                const float* partial = partial_of(args, task, head, start) + column % dim;
-                UNROLL_BY(4)
-                for (unsigned c = 0; c < count; c++) sums[i] = fmaf(__ldcg(partial + (size_t)c * (dim + 2)), memory.scores[head][c], sums[i]);
-            }
+        UNROLL_BY(1)
+        for (unsigned column = thread; column < columns; column += THREADS) {
+            unsigned head = column / dim;
+            const float* partial = partial_of(args, task, head, start) + column % dim;
+            float sum = start == 0 ? 0.0f : sums[column];
+            UNROLL_BY(8)
+            for (unsigned c = 0; c < count; c++) sum = fmaf(__ldcg(partial + (size_t)c * (dim + 2)), memory.scores[head][c], sum);
+            sums[column] = sum;
         }
     }
-    UNROLL
-    for (int i = 0; i < HEADS * MOST_DIM / THREADS; i++) {
-        unsigned column = i * THREADS + thread;
-        if (column < columns) store_result(args, task, column, __fdiv_rn(sums[i], memory.total[column / dim]));
-    }
+    UNROLL_BY(1)
+    for (unsigned column = thread; column < columns; column += THREADS) store_result(args, task, column, __fdiv_rn(sums[column], memory.total[column / dim]));
 }
 
-KERNEL(attend, Attend, THREADS, 1) {
+KERNEL(attend, Attend, THREADS, 2) {
     SHARED(Memory, shared, [1]);
     Memory& memory = shared[0];
     unsigned thread = threadIdx.x, dim = args.dim, group = args.query_heads / args.kv_heads, batches = (group + HEADS - 1) / HEADS;

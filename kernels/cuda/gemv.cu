@@ -10,11 +10,15 @@
 #define ROW_GROUPS (THREADS / SEGMENTS)
 #define TILE_ROWS (ROW_GROUPS * ROWS)
 #define OUTPUTS (ROWS * TOKENS)
-#ifndef DEPTH
-#define DEPTH (ROWS >= 4 ? 4 : ROWS == 2 ? 4 : 8)
+// Pieces of 16 bytes that a lane has on its way, as many as registers allow, and the steps they belong to.
+#define STEP_PIECES (ROWS * (FORMAT == 2 ? 2 : 1))
+#ifndef PIECES
+#define PIECES (TOKENS > 2 ? 4 : TOKENS > 1 || ZERO == 1 || NORM ? 12 : 16)
 #endif
+#define DEPTH (PIECES < STEP_PIECES ? 1 : PIECES / STEP_PIECES > 8 ? 8 : PIECES / STEP_PIECES)
+// 128 registers for a thread, or all of them where a lane group has many sums.
 #ifndef MIN_BLOCKS
-#define MIN_BLOCKS (512 / THREADS)
+#define MIN_BLOCKS ((OUTPUTS > 8 || STEP_PIECES > 4 ? 256 : 512) / THREADS)
 #endif
 // Rows of a lane group that lie beside each other.
 #define NEIGHBOURS (EPILOGUE == 2 && ROWS > 1 ? ROWS / 2 : ROWS)

@@ -7,9 +7,13 @@
 
 // Which of a row's scales a unit has.
 __device__ inline unsigned slot_of(unsigned step, unsigned lane, unsigned per) {
-    if (GROUP == 0) return 0;
-    if (GROUP == 1) return step * SEGMENTS + lane;
+#if GROUP == 0
+    return 0;
+#elif GROUP == 1
+    return step * SEGMENTS + lane;
+#else
     return (lane * per + step) / GROUP;
+#endif
 }
 
 // The index of a row's scale in its plane.
