@@ -110,6 +110,9 @@ impl Cuda {
 
     fn transfer_to_device(&self, transfer: &Transfer) -> Result<()> {
         let Transfer { host, device, bytes } = *transfer;
+        if bytes == 0 {
+            return Ok(());
+        }
         // SAFETY: the host's bytes are from `allocate_host`, and live as long as the sequence that holds the transfer.
         let from = unsafe { std::slice::from_raw_parts(host as *const u8, bytes) };
         // SAFETY: the device's bytes are those of a piece that the sequence's owner holds.
