@@ -2,206 +2,208 @@
 // with a row and head joins the chunks, in their order. A chunk's sums and the join depend on the row's position alone.
 //
 // ROPE: the row is the step's only one; queries and the key are rotated here, and the key and value stored. Older keys and values are then
-// on their way before the kernel that makes the query has ended. QUANTIZE: out for the product that follows; dim % 32 = 0.
+// on their way before the kernel that makes the query has ended. QUANTIZE: out for the product that follows; dim % 32 = 0. DIM: the columns
+// of a head, if the kernel is made for them.
 #include "cache.cuh"
 #include "rotate.cuh"
 
 #define THREADS 256
-#define WARPS 8
 #define CHUNK 64
 #define HEADS 8
-// Positions that lanes hold keys and values of before they are asked for.
-#define AHEAD 4
+// Threads that share a position's key, each with every fourth piece of 8 columns.
+#define QUARTERS (THREADS / CHUNK)
+#define DIM_OF(args) (DIM ? DIM : (args).dim)
+#define MOST (DIM ? DIM : MOST_DIM)
+#define PIECES ((MOST + 7) / 8)
+#define OWN_PIECES ((PIECES + QUARTERS - 1) / QUARTERS)
+// Positions whose values a thread holds before they are asked for.
+#define AHEAD 16
 #define LOWEST bits_to_float(0xff7fffffu)
 
 struct Memory {
-    ALIGNED(16) float query[HEADS][MOST_DIM];
-    float scores[HEADS][CHUNK];
-    // Of each warp; of the block when chunks are joined.
-    float sums[WARPS][1024];
+    ALIGNED(16) float query[HEADS][PIECES * 8];
+    ALIGNED(16) float scores[HEADS][CHUNK];
+    // [group of positions, head, column]; [head, column] when chunks are joined.
+    float sums[4096];
     float highest[HEADS], total[HEADS];
-    float key[MOST_DIM], value[MOST_DIM];
+    float key[PIECES * 8], value[PIECES * 8];
     unsigned arrived;
 };
 
 // What a block works on.
 struct Task {
-    unsigned row, first_head, heads, kv_head, position, sequence, chunk, chunks;
-    // Lanes that share a vector, and vectors that a warp has at a time.
-    unsigned sharing, at_once;
+    unsigned row, first_head, heads, kv_head, position, chunk, chunks;
+    // Positions of the chunk, and those that are in the cache when the kernel begins.
+    unsigned count, known;
     const unsigned char* keys;
     const unsigned char* values;
     const float* key_scales;
     const float* value_scales;
 };
 
-__device__ inline void load_query(const Attend& args, const Task& task, Memory& memory) {
-    unsigned dim = args.dim, padded = (dim + 7) / 8 * 8;
+// A thread's share of values: two columns at every position of a group.
+struct Share {
+    unsigned pair, group, groups, positions;
+};
+
+__device__ inline Share share_of(unsigned dim) {
+    unsigned pairs = 32;
+    while (pairs * 2 < dim) pairs *= 2;
+    Share share;
+    share.pair = threadIdx.x % pairs;
+    share.group = threadIdx.x / pairs;
+    share.groups = THREADS / pairs;
+    share.positions = CHUNK / share.groups;
+    return share;
+}
+
+// Keys and values that a thread holds.
+struct Ahead {
+    Eight keys[OWN_PIECES];
+    Pair values[AHEAD];
+    float key_scale;
+};
+
+__device__ inline void load_ahead(const Task& task, const Share& share, unsigned dim, Ahead& ahead) {
+    unsigned at = threadIdx.x / QUARTERS, quarter = threadIdx.x % QUARTERS, pieces = (dim + 7) / 8;
+    UNROLL
+    for (int i = 0; i < OWN_PIECES; i++)
+        if (at < task.known && i * QUARTERS + quarter < pieces) ahead.keys[i] = load_eight(task.keys + at * vector_bytes(dim), i * QUARTERS + quarter);
+    ahead.key_scale = CACHE == 2 && at < task.known ? task.key_scales[at] : 1.0f;
+    UNROLL
+    for (int i = 0; i < AHEAD; i++) {
+        unsigned position = share.group * share.positions + i;
+        if (i < share.positions && position < task.known && share.pair * 2 < dim) ahead.values[i] = load_pair(task.values + position * vector_bytes(dim), share.pair);
+    }
+}
+
+// The queries, and with ROPE the row's own key and value.
+__device__ inline void load_query(const Attend& args, const Task& task, Memory& memory, unsigned dim) {
+    unsigned padded = (dim + 7) / 8 * 8, half = dim / 2;
     const float* row = args.qkv + (size_t)task.row * (args.query_heads + 2 * args.kv_heads) * dim;
     const float* q = row + task.first_head * dim;
-    const float* angles = args.table + (size_t)task.position * dim;
     if (!ROPE) {
-        for (unsigned i = threadIdx.x; i < HEADS * padded; i += THREADS) {
+        for (unsigned i = threadIdx.x; i < task.heads * padded; i += THREADS) {
             unsigned head = i / padded, column = i % padded;
-            memory.query[head][column] = head < task.heads && column < dim ? q[head * dim + column] : 0.0f;
+            memory.query[head][column] = column < dim ? q[head * dim + column] : 0.0f;
         }
         return;
     }
-    unsigned half = dim / 2;
-    for (unsigned i = threadIdx.x; i < HEADS * half; i += THREADS) {
-        unsigned head = i / half, column = i % half;
-        float2 v = head < task.heads ? rotated(q + head * dim, angles, column, dim) : make_float2(0.0f, 0.0f);
-        memory.query[head][column] = v.x;
-        memory.query[head][column + half] = v.y;
-    }
-    for (unsigned i = threadIdx.x; i < HEADS * (padded - dim); i += THREADS) memory.query[i / (padded - dim)][dim + i % (padded - dim)] = 0.0f;
-    if (task.chunk + 1 != task.chunks) return;
+    const float* angles = args.table + (size_t)task.position * dim;
     const float* key = row + (args.query_heads + task.kv_head) * dim;
-    for (unsigned i = threadIdx.x; i < half; i += THREADS) {
-        float2 v = rotated(key, angles, i, dim);
-        memory.key[i] = v.x;
-        memory.key[i + half] = v.y;
+    // The heads of the queries, then the key.
+    for (unsigned i = threadIdx.x; i < (task.heads + 1) * half; i += THREADS) {
+        unsigned head = i / half, column = i % half;
+        float* to = head < task.heads ? memory.query[head] : memory.key;
+        float2 v = rotated(head < task.heads ? q + head * dim : key, angles, column, dim);
+        to[column] = v.x;
+        to[column + half] = v.y;
     }
     for (unsigned i = threadIdx.x; i < dim; i += THREADS) memory.value[i] = key[args.kv_heads * dim + i];
-}
-
-// Which of the chunk's positions a thread has, the turn given; the chunk's end and beyond are possible.
-__device__ inline unsigned position_of(const Task& task, unsigned turn) {
-    unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    return (turn * WARPS + warp) * task.at_once + lane / task.sharing;
-}
-
-// Turns of a warp for a chunk.
-__device__ inline unsigned turns_of(const Task& task) { return (CHUNK + WARPS * task.at_once - 1) / (WARPS * task.at_once); }
-
-// The first AHEAD turns; only positions below limit are there.
-__device__ inline void load_ahead(const unsigned char* plane, const Task& task, unsigned dim, unsigned limit, Eight (&ahead)[AHEAD]) {
-    unsigned piece = threadIdx.x % task.sharing, pieces = (dim + 7) / 8;
-    UNROLL
-    for (int turn = 0; turn < AHEAD; turn++) {
-        unsigned at = position_of(task, turn);
-        if (at < limit && piece < pieces) ahead[turn] = load_eight(plane + at * vector_bytes(dim), piece);
+    for (unsigned i = threadIdx.x; i < (HEADS + 1) * (padded - dim); i += THREADS) {
+        unsigned head = i / (padded - dim), column = dim + i % (padded - dim);
+        (head < HEADS ? memory.query[head] : memory.key)[column] = 0.0f;
     }
 }
 
-// A lane's part of the queries.
-struct Query {
-    float part[HEADS][8];
-};
-
-__device__ inline void score_turn(const Attend& args, const Task& task, Memory& memory, const Query& query, unsigned count, unsigned at, const float (&k)[8]) {
-    float scale = args.scale * (CACHE == 2 && at < count ? task.key_scales[at] : 1.0f);
+__device__ inline void score_chunk(const Attend& args, const Task& task, Memory& memory, unsigned dim, const Ahead& ahead, Scale own) {
+    unsigned at = threadIdx.x / QUARTERS, quarter = threadIdx.x % QUARTERS, pieces = (dim + 7) / 8;
+    float sums[HEADS] = {};
     UNROLL
-    for (int h = 0; h < HEADS; h++) {
-        if (h < task.heads) {
-            float sum = 0.0f;
+    for (int i = 0; i < OWN_PIECES; i++) {
+        unsigned piece = i * QUARTERS + quarter;
+        if (piece < pieces) {
+            float k[8] = {};
+            if (at < task.known) {
+                widen(ahead.keys[i], k);
+            } else if (at < task.count) {
+                UNROLL
+                for (int c = 0; c < 8; c++) k[c] = as_stored(memory.key[piece * 8 + c], own);
+            }
             UNROLL
-            for (int i = 0; i < 8; i++) sum = fmaf(query.part[h][i], k[i], sum);
-            for (unsigned mask = task.sharing / 2; mask > 0; mask /= 2) sum += shuffle_xor(sum, (int)mask);
-            if (threadIdx.x % task.sharing == 0 && at < CHUNK) memory.scores[h][at] = at < count ? sum * scale : LOWEST;
+            for (int h = 0; h < HEADS; h++) {
+                if (h < task.heads) {
+                    float4 a = *(const float4*)&memory.query[h][piece * 8], b = *(const float4*)&memory.query[h][piece * 8 + 4];
+                    sums[h] = fmaf(a.x, k[0], sums[h]);
+                    sums[h] = fmaf(a.y, k[1], sums[h]);
+                    sums[h] = fmaf(a.z, k[2], sums[h]);
+                    sums[h] = fmaf(a.w, k[3], sums[h]);
+                    sums[h] = fmaf(b.x, k[4], sums[h]);
+                    sums[h] = fmaf(b.y, k[5], sums[h]);
+                    sums[h] = fmaf(b.z, k[6], sums[h]);
+                    sums[h] = fmaf(b.w, k[7], sums[h]);
+                }
+            }
         }
     }
-}
-
-__device__ inline void score_chunk(const Attend& args, const Task& task, Memory& memory, unsigned count, unsigned known, const Eight (&ahead)[AHEAD]) {
-    unsigned piece = threadIdx.x % task.sharing, pieces = (args.dim + 7) / 8;
-    Query query;
+    float scale = args.scale * (CACHE != 2 ? 1.0f : at < task.known ? ahead.key_scale : own.scale);
     UNROLL
     for (int h = 0; h < HEADS; h++) {
-        UNROLL
-        for (int i = 0; i < 8; i += 4) {
-            float4 v = piece < pieces ? *(const float4*)&memory.query[h][piece * 8 + i] : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-            query.part[h][i] = v.x, query.part[h][i + 1] = v.y, query.part[h][i + 2] = v.z, query.part[h][i + 3] = v.w;
-        }
-    }
-    unsigned turns = turns_of(task);
-    UNROLL
-    for (unsigned turn = 0; turn < AHEAD; turn++) {
-        unsigned at = position_of(task, turn);
-        float k[8] = {};
-        if (at < count && piece < pieces) widen(at < known ? ahead[turn] : load_eight(task.keys + at * vector_bytes(args.dim), piece), k);
-        if (turn < turns) score_turn(args, task, memory, query, count, at, k);
-    }
-    UNROLL_BY(1)
-    for (unsigned turn = AHEAD; turn < turns; turn++) {
-        unsigned at = position_of(task, turn);
-        float k[8] = {};
-        if (at < count && piece < pieces) widen(load_eight(task.keys + at * vector_bytes(args.dim), piece), k);
-        score_turn(args, task, memory, query, count, at, k);
+        sums[h] += shuffle_xor(sums[h], 1);
+        sums[h] += shuffle_xor(sums[h], 2);
+        if (quarter == 0 && h < task.heads) memory.scores[h][at] = sums[h] * scale;
     }
 }
 
 // Scores to weights; a warp has a head.
-__device__ inline void weigh(const Task& task, Memory& memory, unsigned count) {
+__device__ inline void weigh(const Task& task, Memory& memory, Scale own) {
     unsigned head = threadIdx.x / 32, lane = threadIdx.x % 32;
     if (head >= task.heads) return;
-    float a = memory.scores[head][lane], b = memory.scores[head][lane + 32];
+    bool first = lane < task.count, second = lane + 32 < task.count;
+    float a = first ? memory.scores[head][lane] : LOWEST, b = second ? memory.scores[head][lane + 32] : LOWEST;
     float highest = fmaxf(a, b);
     UNROLL
     for (int mask = 16; mask > 0; mask /= 2) highest = fmaxf(highest, shuffle_xor(highest, mask));
-    a = lane < count ? expf(a - highest) : 0.0f;
-    b = lane + 32 < count ? expf(b - highest) : 0.0f;
+    a = first ? expf(a - highest) : 0.0f;
+    b = second ? expf(b - highest) : 0.0f;
     float total = a + b;
     UNROLL
     for (int mask = 16; mask > 0; mask /= 2) total += shuffle_xor(total, mask);
     // An INT8 value's scale goes with its weight.
-    if (CACHE == 2 && lane < count) a *= task.value_scales[lane];
-    if (CACHE == 2 && lane + 32 < count) b *= task.value_scales[lane + 32];
+    if (CACHE == 2 && first) a *= lane < task.known ? task.value_scales[lane] : own.scale;
+    if (CACHE == 2 && second) b *= lane + 32 < task.known ? task.value_scales[lane + 32] : own.scale;
     memory.scores[head][lane] = a;
     memory.scores[head][lane + 32] = b;
     if (lane == 0) memory.highest[head] = highest, memory.total[head] = total;
 }
 
-__device__ inline void add_values(const Memory& memory, unsigned from, unsigned to, unsigned at, const float (&v)[8], float (&sums)[HEADS][8]) {
-    UNROLL
-    for (int h = 0; h < HEADS; h++) {
-        if (from + h < to) {
-            float weight = memory.scores[from + h][at];
-            UNROLL
-            for (int i = 0; i < 8; i++) sums[h][i] = fmaf(weight, v[i], sums[h][i]);
-        }
-    }
+__device__ inline float2 value_at(const Task& task, const Memory& memory, const Share& share, unsigned position, unsigned dim, const Ahead& ahead, int i, Scale own) {
+    if (share.pair * 2 >= dim || position >= task.count) return make_float2(0.0f, 0.0f);
+    if (position >= task.known) return make_float2(as_stored(memory.value[share.pair * 2], own), as_stored(memory.value[share.pair * 2 + 1], own));
+    return widen(i < AHEAD ? ahead.values[i % AHEAD] : load_pair(task.values + position * vector_bytes(dim), share.pair));
 }
 
-// Each warp's sum of its positions' values, for heads from..to, [head, dim].
-__device__ inline void sum_values(const Attend& args, const Task& task, Memory& memory, unsigned from, unsigned to, unsigned count, unsigned known,
-                                  const Eight (&ahead)[AHEAD]) {
-    unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32, piece = lane % task.sharing, pieces = (args.dim + 7) / 8;
-    float sums[HEADS][8] = {};
-    unsigned turns = turns_of(task);
+// Each group's sums of its positions' values.
+__device__ inline void sum_values(const Task& task, Memory& memory, const Share& share, unsigned dim, const Ahead& ahead, Scale own) {
+    float2 sums[HEADS] = {};
+    unsigned first = share.group * share.positions;
     UNROLL
-    for (unsigned turn = 0; turn < AHEAD; turn++) {
-        unsigned at = position_of(task, turn);
-        if (turn < turns && at < count && piece < pieces) {
-            float v[8];
-            widen(at < known ? ahead[turn] : load_eight(task.values + at * vector_bytes(args.dim), piece), v);
-            add_values(memory, from, to, at, v, sums);
-        }
-    }
-    UNROLL_BY(1)
-    for (unsigned turn = AHEAD; turn < turns; turn++) {
-        unsigned at = position_of(task, turn);
-        if (at < count && piece < pieces) {
-            float v[8];
-            widen(load_eight(task.values + at * vector_bytes(args.dim), piece), v);
-            add_values(memory, from, to, at, v, sums);
-        }
-    }
-    UNROLL
-    for (int h = 0; h < HEADS; h++) {
-        if (from + h < to) {
+    for (int i = 0; i < 32; i += 4) {
+        if (i < share.positions && first + i < task.count) {
+            float2 v[4];
             UNROLL
-            for (int i = 0; i < 8; i++) {
-                for (unsigned mask = task.sharing; mask < 32; mask *= 2) sums[h][i] += shuffle_xor(sums[h][i], (int)mask);
-                if (lane < pieces && piece * 8 + i < args.dim) memory.sums[warp][h * args.dim + piece * 8 + i] = sums[h][i];
+            for (int j = 0; j < 4; j++) v[j] = value_at(task, memory, share, first + i + j, dim, ahead, i + j, own);
+            UNROLL
+            for (int h = 0; h < HEADS; h++) {
+                if (h < task.heads) {
+                    float4 w = *(const float4*)&memory.scores[h][first + i];
+                    sums[h].x = fmaf(w.x, v[0].x, sums[h].x), sums[h].y = fmaf(w.x, v[0].y, sums[h].y);
+                    sums[h].x = fmaf(w.y, v[1].x, sums[h].x), sums[h].y = fmaf(w.y, v[1].y, sums[h].y);
+                    sums[h].x = fmaf(w.z, v[2].x, sums[h].x), sums[h].y = fmaf(w.z, v[2].y, sums[h].y);
+                    sums[h].x = fmaf(w.w, v[3].x, sums[h].x), sums[h].y = fmaf(w.w, v[3].y, sums[h].y);
+                }
             }
         }
     }
+    if (share.pair * 2 >= dim) return;
+    UNROLL
+    for (int h = 0; h < HEADS; h++)
+        if (h < task.heads) *(float2*)&memory.sums[(share.group * task.heads + h) * dim + share.pair * 2] = sums[h];
 }
 
 // The result's columns of the task's heads; whole warps come here.
-__device__ inline void store_result(const Attend& args, const Task& task, unsigned column, float value) {
-    unsigned width = args.query_heads * args.dim, at = task.first_head * args.dim + column;
+__device__ inline void store_result(const Attend& args, const Task& task, unsigned dim, unsigned column, float value) {
+    unsigned width = args.query_heads * dim, at = task.first_head * dim + column;
     if (args.out) args.out[(size_t)task.row * width + at] = value;
     if (QUANTIZE == 2) {
         signed char* codes = args.codes + (size_t)task.row * args.per * (SEGMENTS * UNIT);
@@ -209,51 +211,56 @@ __device__ inline void store_result(const Attend& args, const Task& task, unsign
     }
 }
 
-__device__ inline float* partial_of(const Attend& args, const Task& task, unsigned head, unsigned chunk) {
-    return args.partials + (((size_t)task.row * args.query_heads + task.first_head + head) * args.chunks + chunk) * (args.dim + 2);
+__device__ inline float* partial_of(const Attend& args, const Task& task, unsigned dim, unsigned head, unsigned chunk) {
+    return args.partials + (((size_t)task.row * args.query_heads + task.first_head + head) * args.chunks + chunk) * (dim + 2);
 }
 
-// The chunks' sums by their maxima.
-__device__ inline void join(const Attend& args, const Task& task, Memory& memory) {
-    unsigned thread = threadIdx.x, warp = thread / 32, lane = thread % 32, dim = args.dim, columns = task.heads * dim;
+// The chunks' sums by their maxima. scores: what each of 64 chunks counts.
+__device__ inline void join(const Attend& args, const Task& task, Memory& memory, unsigned dim) {
+    unsigned thread = threadIdx.x, warp = thread / 32, lane = thread % 32, columns = task.heads * dim;
+    float highest = LOWEST;
     if (warp < task.heads) {
-        float highest = LOWEST, total = 0.0f;
-        for (unsigned c = lane; c < task.chunks; c += 32) highest = fmaxf(highest, __ldcg(partial_of(args, task, warp, c) + dim));
+        for (unsigned c = lane; c < task.chunks; c += 32) highest = fmaxf(highest, __ldcg(partial_of(args, task, dim, warp, c) + dim));
         UNROLL
         for (int mask = 16; mask > 0; mask /= 2) highest = fmaxf(highest, shuffle_xor(highest, mask));
-        for (unsigned c = lane; c < task.chunks; c += 32) {
-            const float* partial = partial_of(args, task, warp, c);
-            total += __ldcg(partial + dim + 1) * expf(__ldcg(partial + dim) - highest);
-        }
-        UNROLL
-        for (int mask = 16; mask > 0; mask /= 2) total += shuffle_xor(total, mask);
-        if (lane == 0) memory.highest[warp] = highest, memory.total[warp] = total;
     }
-    float* sums = &memory.sums[0][0];
+    float total = 0.0f;
     for (unsigned start = 0; start < task.chunks; start += CHUNK) {
         unsigned count = min(task.chunks - start, (unsigned)CHUNK);
         __syncthreads();
-        for (unsigned i = thread; i < task.heads * count; i += THREADS)
-            memory.scores[i / count][i % count] = expf(__ldcg(partial_of(args, task, i / count, start + i % count) + dim) - memory.highest[i / count]);
+        if (warp < task.heads) {
+            for (unsigned c = lane; c < count; c += 32) {
+                const float* partial = partial_of(args, task, dim, warp, start + c) + dim;
+                float factor = expf(__ldcg(partial) - highest);
+                memory.scores[warp][c] = factor;
+                total += __ldcg(partial + 1) * factor;
+            }
+        }
         __syncthreads();
         UNROLL_BY(1)
         for (unsigned column = thread; column < columns; column += THREADS) {
             unsigned head = column / dim;
-            const float* partial = partial_of(args, task, head, start) + column % dim;
-            float sum = start == 0 ? 0.0f : sums[column];
+            const float* partial = partial_of(args, task, dim, head, start) + column % dim;
+            float sum = start == 0 ? 0.0f : memory.sums[column];
             UNROLL_BY(8)
             for (unsigned c = 0; c < count; c++) sum = fmaf(__ldcg(partial + (size_t)c * (dim + 2)), memory.scores[head][c], sum);
-            sums[column] = sum;
+            memory.sums[column] = sum;
         }
     }
+    if (warp < task.heads) {
+        UNROLL
+        for (int mask = 16; mask > 0; mask /= 2) total += shuffle_xor(total, mask);
+        if (lane == 0) memory.total[warp] = total;
+    }
+    __syncthreads();
     UNROLL_BY(1)
-    for (unsigned column = thread; column < columns; column += THREADS) store_result(args, task, column, __fdiv_rn(sums[column], memory.total[column / dim]));
+    for (unsigned column = thread; column < columns; column += THREADS) store_result(args, task, dim, column, __fdiv_rn(memory.sums[column], memory.total[column / dim]));
 }
 
-KERNEL(attend, Attend, THREADS, 2) {
+KERNEL(attend, Attend, THREADS, (ROPE || MOST > 128 || CACHE == 0 ? 2 : 3)) {
     SHARED(Memory, shared, [1]);
     Memory& memory = shared[0];
-    unsigned thread = threadIdx.x, dim = args.dim, group = args.query_heads / args.kv_heads, batches = (group + HEADS - 1) / HEADS;
+    unsigned thread = threadIdx.x, dim = DIM_OF(args), group = args.query_heads / args.kv_heads, batches = (group + HEADS - 1) / HEADS;
     Task task;
     if (!ROPE) {
         allow_successor();
@@ -262,7 +269,6 @@ KERNEL(attend, Attend, THREADS, 2) {
     task.row = blockIdx.z;
     StepRow step = args.step[task.row];
     task.position = step.position;
-    task.sequence = step.sequence;
     task.chunk = blockIdx.x;
     task.chunks = task.position / CHUNK + 1;
     if (task.chunk >= task.chunks) return;
@@ -270,57 +276,52 @@ KERNEL(attend, Attend, THREADS, 2) {
     unsigned skipped = blockIdx.y % batches * HEADS;
     task.heads = min(group - skipped, (unsigned)HEADS);
     task.first_head = task.kv_head * group + skipped;
-    task.sharing = 1;
-    while (task.sharing * 8 < dim) task.sharing *= 2;
-    task.at_once = 32 / task.sharing;
-    size_t vectors = vector_at(task.sequence, task.kv_head, args.kv_heads, 0, args.context), at = vectors + task.chunk * CHUNK;
+    size_t vectors = vector_at(step.sequence, task.kv_head, args.kv_heads, 0, args.context), at = vectors + task.chunk * CHUNK;
     task.keys = args.keys + at * vector_bytes(dim);
     task.values = args.values + at * vector_bytes(dim);
     task.key_scales = args.key_scales + at;
     task.value_scales = args.value_scales + at;
-    unsigned count = min(task.position + 1 - task.chunk * CHUNK, (unsigned)CHUNK);
+    task.count = min(task.position + 1 - task.chunk * CHUNK, (unsigned)CHUNK);
     // With ROPE the row's own vectors are not there yet.
     bool own = ROPE && task.chunk + 1 == task.chunks;
-    unsigned known = own ? count - 1 : count;
-    Eight keys[AHEAD], values[AHEAD];
-    load_ahead(task.keys, task, dim, known, keys);
-    load_ahead(task.values, task, dim, known, values);
+    task.known = own ? task.count - 1 : task.count;
+    Share share = share_of(dim);
+    Ahead ahead;
+    load_ahead(task, share, dim, ahead);
     if (ROPE) {
         allow_successor();
         wait_for_predecessor();
     }
-    load_query(args, task, memory);
+    load_query(args, task, memory, dim);
     __syncthreads();
+    Scale key_scale = {1.0f, 1.0f}, value_scale = {1.0f, 1.0f};
     if (own) {
+        key_scale = vector_scale(memory.key, dim, thread % 32);
+        value_scale = vector_scale(memory.value, dim, thread % 32);
         // Blocks with other query heads of the same key head write the same.
-        store_vector(args.keys, args.key_scales, vectors + task.position, memory.key, dim, thread, THREADS);
-        store_vector(args.values, args.value_scales, vectors + task.position, memory.value, dim, thread, THREADS);
-        __syncthreads();
+        store_vector(args.keys, args.key_scales, vectors + task.position, memory.key, dim, key_scale, thread, THREADS);
+        store_vector(args.values, args.value_scales, vectors + task.position, memory.value, dim, value_scale, thread, THREADS);
     }
-    score_chunk(args, task, memory, count, known, keys);
+    score_chunk(args, task, memory, dim, ahead, key_scale);
     __syncthreads();
-    weigh(task, memory, count);
+    weigh(task, memory, value_scale);
     __syncthreads();
-    unsigned most = 1024 / dim;
-    for (unsigned from = 0; from < task.heads; from += most) {
-        unsigned to = min(from + most, task.heads);
-        sum_values(args, task, memory, from, to, count, known, values);
-        __syncthreads();
-        for (unsigned i = thread; i < (to - from) * dim; i += THREADS) {
-            float sum = memory.sums[0][i];
-            UNROLL
-            for (int w = 1; w < WARPS; w++) sum += memory.sums[w][i];
-            unsigned head = from + i / dim;
-            if (task.chunks == 1)
-                store_result(args, task, from * dim + i, __fdiv_rn(sum, memory.total[head]));
-            else
-                partial_of(args, task, head, task.chunk)[i % dim] = sum;
-        }
-        __syncthreads();
+    sum_values(task, memory, share, dim, ahead, value_scale);
+    __syncthreads();
+    unsigned columns = task.heads * dim;
+    UNROLL_BY(1)
+    for (unsigned column = thread; column < columns; column += THREADS) {
+        float sum = memory.sums[column];
+        for (unsigned g = 1; g < share.groups; g++) sum += memory.sums[g * columns + column];
+        unsigned head = column / dim;
+        if (task.chunks == 1)
+            store_result(args, task, dim, column, __fdiv_rn(sum, memory.total[head]));
+        else
+            partial_of(args, task, dim, head, task.chunk)[column % dim] = sum;
     }
     if (task.chunks == 1) return;
     if (thread < task.heads) {
-        float* partial = partial_of(args, task, thread, task.chunk);
+        float* partial = partial_of(args, task, dim, thread, task.chunk);
         partial[dim] = memory.highest[thread];
         partial[dim + 1] = memory.total[thread];
     }
@@ -330,5 +331,5 @@ KERNEL(attend, Attend, THREADS, 2) {
     __syncthreads();
     if (memory.arrived != task.chunks - 1) return;
     __threadfence();
-    join(args, task, memory);
+    join(args, task, memory, dim);
 }

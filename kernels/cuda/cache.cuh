@@ -14,8 +14,9 @@ __device__ inline size_t vector_at(unsigned sequence, unsigned head, unsigned he
     return ((size_t)sequence * heads + head) * context + position;
 }
 
-// The scale of an INT8 vector, made by every warp for itself.
+// The scale of an INT8 vector, made by every warp for itself; of others 1.
 __device__ inline Scale vector_scale(const float* x, unsigned dim, unsigned lane) {
+    if (CACHE != 2) return {1.0f, 1.0f};
     unsigned largest = 0;
     for (unsigned i = lane; i < dim; i += 32) largest = max(largest, magnitude(x[i]));
     UNROLL
@@ -23,18 +24,21 @@ __device__ inline Scale vector_scale(const float* x, unsigned dim, unsigned lane
     return scale_of(largest);
 }
 
-// Whole warps store a vector of floats; threads: how many there are.
-__device__ inline void store_vector(unsigned char* plane, float* scales, size_t at, const float* x, unsigned dim, unsigned thread, unsigned threads) {
+// A float as it comes back from the cache; INT8: the code, without the scale.
+__device__ inline float as_stored(float x, Scale scale) {
+    if (CACHE == 1) return half_to_float(float_to_half(x));
+    if (CACHE == 2) return (float)code_of(x, scale.inverse);
+    return x;
+}
+
+// Threads store a vector of floats between them.
+__device__ inline void store_vector(unsigned char* plane, float* scales, size_t at, const float* x, unsigned dim, Scale scale, unsigned thread, unsigned threads) {
     unsigned char* to = plane + at * vector_bytes(dim);
-    if (CACHE == 2) {
-        Scale scale = vector_scale(x, dim, thread % 32);
-        for (unsigned i = thread; i < dim; i += threads) ((signed char*)to)[i] = (signed char)code_of(x[i], scale.inverse);
-        if (thread == 0) scales[at] = scale.scale;
-        return;
-    }
+    if (CACHE == 2 && thread == 0) scales[at] = scale.scale;
     for (unsigned i = thread; i < dim; i += threads) {
         if (CACHE == 0) ((float*)to)[i] = x[i];
         if (CACHE == 1) ((unsigned short*)to)[i] = float_to_half(x[i]);
+        if (CACHE == 2) ((signed char*)to)[i] = (signed char)code_of(x[i], scale.inverse);
     }
 }
 
@@ -60,7 +64,6 @@ __device__ inline Eight load_eight(const unsigned char* vector, unsigned piece) 
     return v;
 }
 
-// INT8: the codes, without their scale.
 __device__ inline void widen(const Eight& v, float (&x)[8]) {
     unsigned words[4] = {v.first.x, v.first.y, v.first.z, v.first.w};
 #if CACHE == 0
@@ -80,3 +83,17 @@ __device__ inline void widen(const Eight& v, float (&x)[8]) {
 #endif
     }
 }
+
+// Two neighbouring columns.
+#if CACHE == 0
+typedef float2 Pair;
+__device__ inline float2 widen(Pair v) { return v; }
+#elif CACHE == 1
+typedef unsigned Pair;
+__device__ inline float2 widen(Pair v) { return make_float2(half_to_float((unsigned short)v), half_to_float((unsigned short)(v >> 16))); }
+#else
+typedef unsigned short Pair;
+__device__ inline float2 widen(Pair v) { return make_float2((float)(signed char)v, (float)(signed char)(v >> 8)); }
+#endif
+
+__device__ inline Pair load_pair(const unsigned char* vector, unsigned pair) { return *((const Pair*)vector + pair); }

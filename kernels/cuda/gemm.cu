@@ -1,15 +1,19 @@
-// The product of a quantised matrix with many rows of activations, on the integer tensor cores. A block has 128 rows of the matrix and 64
+// The product of a quantised matrix with many rows of activations, on the integer tensor cores. A block has 64 rows of the matrix and 64
 // tokens, a warp 32 of each. Units are taken in their order and scaled one by one, as in gemv.cu: a segment's sum, then the sum of segments.
 //
 // The tensor core's four columns (lane % 4) of a fragment are columns 8 q.. 8 q + 3 and 8 q + 4.. 8 q + 7 of a unit, for weights and activations
 // alike, so that a word of weights is a fragment as it lies.
 #include "units.cuh"
 
-#define THREADS 256
-#define TILE_ROWS 128
+#define THREADS 128
+#define TILE_ROWS 64
 #define TILE_TOKENS 64
-// Units of a stage: one is computed while the next is on its way.
+// Units of a stage, and stages: one is computed while the next two are on their way.
 #define DEPTH (FORMAT == 2 ? 2 : 4)
+#define STAGES 3
+#ifndef MIN_BLOCKS
+#define MIN_BLOCKS 3
+#endif
 #define UNIT_BYTES (FORMAT == 0 ? 8 : FORMAT == 1 ? 16 : 32)
 #define SCALED (!INTEGER)
 
@@ -27,83 +31,141 @@ struct Stage {
 #endif
 };
 
-// A unit by its step and its segment's lane.
+// A unit: its step, and the bytes of the pieces of 16 before it in its row.
 struct Place {
-    unsigned step, lane;
+    unsigned step, lane_bytes;
 };
 
-__device__ inline Place later(Place place, unsigned units, unsigned per) {
+#define STEP_BYTES (SEGMENTS * 16)
+
+__device__ inline void go_on(Place& place, unsigned units, unsigned per) {
     place.step += units;
-    while (place.step >= per) place.step -= per, place.lane++;
-    return place;
+    while (place.step >= per) place.step -= per, place.lane_bytes += 16;
 }
 
-__device__ inline void load_weights(const Product& args, Stage& stage, unsigned row, unsigned at, Place place) {
-    unsigned i = row % TILE_ROWS, thread_row = min(row, (args.rows + TILE - 1) / TILE * TILE - 1);
-    const unsigned char* from = args.codes + thread_row * row_bytes(args.per);
+// What a thread brings to each stage: pieces of one row of weights and of one token; every second unit's of the one, every unit's of
+// the other. Offsets are from where the block's rows and tokens begin.
+struct Loader {
+    unsigned weights, inputs, spans, half;
+    // Of the next stage's first unit, and of the one whose scales the thread brings.
+    Place place, scales;
+};
+
+__device__ inline Loader loader(const Product& args) {
+    Loader it;
+    unsigned thread = threadIdx.x, padded = (args.rows + TILE - 1) / TILE * TILE;
+    unsigned row = min(thread % TILE_ROWS, padded - 1 - blockIdx.x * TILE_ROWS);
+    unsigned token = min(thread % TILE_TOKENS, args.tokens - 1 - blockIdx.y * TILE_TOKENS);
+    it.half = thread / TILE_ROWS;
+    it.weights = row * (unsigned)row_bytes(args.per);
+    it.inputs = (token * args.per * 2 + it.half) * STEP_BYTES;
+    it.spans = token * args.per * SEGMENTS * sizeof(Span);
+    it.place = it.scales = {0, 0};
+    go_on(it.scales, thread / (TILE_ROWS / TILE), args.per);
+    return it;
+}
+
+__device__ inline void load_weights(const Product& args, const Loader& it, Stage& stage, int at) {
+    const unsigned char* block = args.codes + (size_t)blockIdx.x * TILE_ROWS * row_bytes(args.per);
+    unsigned char* to = stage.weights[at][threadIdx.x % TILE_ROWS];
 #if FORMAT == 0
-    copy_async<8>(stage.weights[at][i], from + (place.step / 2 * SEGMENTS + place.lane) * 16 + place.step % 2 * 8);
+    copy_async<8>(to, block + (it.weights + it.place.step / 2 * STEP_BYTES + it.place.step % 2 * 8 + it.place.lane_bytes));
 #elif FORMAT == 1
-    copy_async<16>(stage.weights[at][i], from + (place.step * SEGMENTS + place.lane) * 16);
+    copy_async<16>(to, block + (it.weights + it.place.step * STEP_BYTES + it.place.lane_bytes));
 #else
-    copy_async<16>(stage.weights[at][i], from + (place.step * 2 * SEGMENTS + place.lane) * 16);
-    copy_async<16>(stage.weights[at][i] + 16, from + ((place.step * 2 + 1) * SEGMENTS + place.lane) * 16);
+    copy_async<16>(to, block + (it.weights + it.place.step * (2 * STEP_BYTES) + it.place.lane_bytes));
+    copy_async<16>(to + 16, block + (it.weights + it.place.step * (2 * STEP_BYTES) + it.place.lane_bytes + STEP_BYTES));
 #endif
+}
+
+__device__ inline void load_inputs(const Product& args, const Loader& it, Stage& stage, int at) {
+    size_t first = (size_t)blockIdx.y * TILE_TOKENS * args.per * SEGMENTS;
+    unsigned token = threadIdx.x % TILE_TOKENS;
+    const unsigned char* codes = (const unsigned char*)args.x_codes + first * UNIT;
+    copy_async<16>(stage.inputs[at][token] + it.half * 16, codes + (it.inputs + it.place.step * (2 * STEP_BYTES) + it.place.lane_bytes));
+    const unsigned char* spans = (const unsigned char*)(args.x_spans + first);
+    if (it.half != at % 2) copy_async<8>(&stage.spans[at][token], spans + (it.spans + (it.place.step * STEP_BYTES + it.place.lane_bytes) / 2));
 }
 
 __device__ inline void load_tile_of_scales(const Product& args, Stage& stage, unsigned tile, unsigned at, Place place) {
 #if SCALED
-    unsigned first = min(tile * TILE, (args.rows + TILE - 1) / TILE * TILE - TILE);
-    unsigned slot = slot_of(place.step, place.lane, args.per), i = tile * TILE % TILE_ROWS;
-    size_t from = scale_at(first, slot, args.slots);
-    copy_async<16>(&stage.scales[at][i], (const unsigned short*)args.scales + from);
+    unsigned first = min(blockIdx.x * TILE_ROWS + tile * TILE, (args.rows + TILE - 1) / TILE * TILE - TILE);
+    size_t from = scale_at(first, slot_of(place.step, place.lane_bytes / 16, args.per), args.slots);
+    copy_async<16>(&stage.scales[at][tile * TILE], (const unsigned short*)args.scales + from);
 #if ZERO == 1
-    copy_async<8>(&stage.points[at][i], (const unsigned char*)args.zeros + from);
+    copy_async<8>(&stage.points[at][tile * TILE], (const unsigned char*)args.zeros + from);
 #elif ZERO == 2
-    copy_async<16>(&stage.minima[at][i], (const unsigned short*)args.zeros + from);
+    copy_async<16>(&stage.minima[at][tile * TILE], (const unsigned short*)args.zeros + from);
 #endif
 #endif
 }
 
-__device__ inline void load_inputs(const Product& args, Stage& stage, unsigned token, unsigned half, unsigned at, Place place) {
-    size_t from = min(token, args.tokens - 1);
-    unsigned i = token % TILE_TOKENS;
-    const signed char* codes = args.x_codes + from * args.per * (SEGMENTS * UNIT);
-    copy_async<16>(stage.inputs[at][i] + half * 16, codes + ((place.step * 2 + half) * SEGMENTS + place.lane) * 16);
-    if (half == 0) copy_async<8>(&stage.spans[at][i], args.x_spans + from * args.per * SEGMENTS + place.step * SEGMENTS + place.lane);
-}
-
-// Units first.. of a stage, as many as there are.
-__device__ inline void load_stage(const Product& args, Stage& stage, Place place, unsigned left) {
-    unsigned thread = threadIdx.x, first_row = blockIdx.x * TILE_ROWS, first_token = blockIdx.y * TILE_TOKENS;
+// The stage that begins with unit first; empty past the last unit.
+__device__ inline void load_stage(const Product& args, Loader& it, Stage& stage, unsigned first, unsigned units) {
     UNROLL
-    for (unsigned i = thread; i < DEPTH * TILE_ROWS; i += THREADS)
-        if (i / TILE_ROWS < left) load_weights(args, stage, first_row + i % TILE_ROWS, i / TILE_ROWS, later(place, i / TILE_ROWS, args.per));
-    UNROLL
-    for (unsigned i = thread; i < DEPTH * TILE_TOKENS * 2; i += THREADS) {
-        unsigned at = i / (TILE_TOKENS * 2);
-        if (at < left) load_inputs(args, stage, first_token + i % TILE_TOKENS, i / TILE_TOKENS % 2, at, later(place, at, args.per));
+    for (int at = 0; at < DEPTH; at++) {
+        if (first + at < units) {
+            if (it.half == at % 2) load_weights(args, it, stage, at);
+            load_inputs(args, it, stage, at);
+        }
+        if (++it.place.step == args.per) it.place.step = 0, it.place.lane_bytes += 16;
     }
-    unsigned at = thread / (TILE_ROWS / TILE);
-    if (at < DEPTH && at < left) load_tile_of_scales(args, stage, blockIdx.x * (TILE_ROWS / TILE) + thread % (TILE_ROWS / TILE), at, later(place, at, args.per));
+    unsigned at = threadIdx.x / (TILE_ROWS / TILE);
+    if (at < DEPTH && first + at < units) {
+        load_tile_of_scales(args, stage, threadIdx.x % (TILE_ROWS / TILE), at, it.scales);
+        go_on(it.scales, DEPTH, args.per);
+    }
     copies_commit();
 }
 
-// A lane's fragment of 16 rows: i says which of its two.
-__device__ inline void load_fragment(const Stage& stage, unsigned at, unsigned row, unsigned q, unsigned (&a)[4]) {
+// Where a lane's parts of a stage begin; all else is at a distance that the compiler knows.
+struct Parts {
+    const unsigned char* weights;
+    const signed char* inputs;
+    const Span* spans;
+#if SCALED
+    const unsigned short* scales;
+#if ZERO == 1
+    const unsigned char* points;
+#elif ZERO == 2
+    const unsigned short* minima;
+#endif
+#endif
+};
+
+__device__ inline Parts parts_of(const Stage& stage, unsigned row, unsigned token, unsigned lane) {
+    unsigned g = lane / 4, q = lane % 4;
+    Parts parts;
+    parts.weights = stage.weights[0][row + g] + q * UNIT_BYTES / 4;
+    parts.inputs = stage.inputs[0][token + g] + q * 8;
+    parts.spans = &stage.spans[0][token + q * 2];
+#if SCALED
+    parts.scales = &stage.scales[0][row + g];
+#if ZERO == 1
+    parts.points = &stage.points[0][row + g];
+#elif ZERO == 2
+    parts.minima = &stage.minima[0][row + g];
+#endif
+#endif
+    return parts;
+}
+
+// A lane's fragment of 16 rows: i says which of its two. q: which quarter of a unit it has.
+__device__ inline void load_fragment(const Parts& parts, int at, int m, unsigned q, unsigned (&a)[4]) {
     UNROLL
     for (int i = 0; i < 2; i++) {
-        const unsigned char* unit = stage.weights[at][row + 8 * i];
+        const unsigned char* unit = parts.weights + (at * TILE_ROWS + m * 16 + 8 * i) * UNIT_BYTES;
 #if FORMAT == 0
-        unsigned word = *(const unsigned*)(unit + q / 2 * 4) >> (q % 2 * 4);
+        // Two lanes share a word.
+        unsigned word = *(const unsigned*)(unit - q % 2 * 2) >> (q % 2 * 4);
         a[i] = word & 0x03030303u;
         a[2 + i] = word >> 2 & 0x03030303u;
 #elif FORMAT == 1
-        unsigned word = *(const unsigned*)(unit + q * 4);
+        unsigned word = *(const unsigned*)unit;
         a[i] = word & 0x0f0f0f0fu;
         a[2 + i] = word >> 4 & 0x0f0f0f0fu;
 #else
-        uint2 words = *(const uint2*)(unit + q * 8);
+        uint2 words = *(const uint2*)unit;
         a[i] = words.x;
         a[2 + i] = words.y;
 #endif
@@ -125,23 +187,24 @@ struct Sums {
 #endif
 
 #if INTEGER
-__device__ inline void add_unit(const Stage& stage, unsigned at, unsigned row, unsigned token, unsigned lane, Sums& sums) {
-    unsigned g = lane / 4, q = lane % 4, a[2][4];
+__device__ inline void add_unit(const Parts& parts, int at, unsigned q, Sums& sums) {
+    unsigned a[2][4];
     UNROLL
-    for (int m = 0; m < 2; m++) load_fragment(stage, at, row + m * 16 + g, q, a[m]);
+    for (int m = 0; m < 2; m++) load_fragment(parts, at, m, q, a[m]);
     UNROLL
     for (int n = 0; n < 4; n++) {
-        uint2 words = *(const uint2*)(stage.inputs[at][token + n * 8 + g] + q * 8);
+        uint2 words = *(const uint2*)(parts.inputs + (at * TILE_TOKENS + n * 8) * UNIT);
         unsigned b[2] = {words.x, words.y};
-        sums.codes[n][0] += stage.spans[at][token + n * 8 + q * 2].sum;
-        sums.codes[n][1] += stage.spans[at][token + n * 8 + q * 2 + 1].sum;
+        int4 spans = *(const int4*)(parts.spans + at * TILE_TOKENS + n * 8);
+        sums.codes[n][0] += spans.y;
+        sums.codes[n][1] += spans.w;
         UNROLL
         for (int m = 0; m < 2; m++) multiply_tile<FORMAT != 2>(sums.products[m][n], a[m], b, sums.products[m][n]);
     }
 }
 #else
-__device__ inline void add_unit(const Stage& stage, unsigned at, unsigned row, unsigned token, unsigned lane, Sums& sums) {
-    unsigned g = lane / 4, q = lane % 4, a[2][4];
+__device__ inline void add_unit(const Parts& parts, int at, unsigned q, Sums& sums) {
+    unsigned a[2][4];
     float scales[2][2];
 #if ZERO == 1
     int points[2][2];
@@ -150,22 +213,23 @@ __device__ inline void add_unit(const Stage& stage, unsigned at, unsigned row, u
 #endif
     UNROLL
     for (int m = 0; m < 2; m++) {
-        load_fragment(stage, at, row + m * 16 + g, q, a[m]);
+        load_fragment(parts, at, m, q, a[m]);
         UNROLL
         for (int i = 0; i < 2; i++) {
-            scales[m][i] = half_to_float(stage.scales[at][row + m * 16 + g + i * 8]);
+            int row = at * TILE_ROWS + m * 16 + i * 8;
+            scales[m][i] = half_to_float(parts.scales[row]);
 #if ZERO == 1
-            points[m][i] = stage.points[at][row + m * 16 + g + i * 8];
+            points[m][i] = parts.points[row];
 #elif ZERO == 2
-            minima[m][i] = half_to_float(stage.minima[at][row + m * 16 + g + i * 8]);
+            minima[m][i] = half_to_float(parts.minima[row]);
 #endif
         }
     }
     UNROLL
     for (int n = 0; n < 4; n++) {
-        uint2 words = *(const uint2*)(stage.inputs[at][token + n * 8 + g] + q * 8);
+        uint2 words = *(const uint2*)(parts.inputs + (at * TILE_TOKENS + n * 8) * UNIT);
         unsigned b[2] = {words.x, words.y};
-        int4 spans = *(const int4*)&stage.spans[at][token + n * 8 + q * 2];
+        int4 spans = *(const int4*)(parts.spans + at * TILE_TOKENS + n * 8);
         float scale[2] = {__int_as_float(spans.x), __int_as_float(spans.z)};
         int sum[2] = {spans.y, spans.w}, start[4], product[4];
         UNROLL
@@ -208,30 +272,30 @@ __device__ inline float product_of(const Product& args, const Sums& sums, int m,
 #endif
 }
 
-KERNEL(gemm, Product, THREADS, 2) {
-    SHARED(Stage, stages, [2]);
+KERNEL(gemm, Product, THREADS, MIN_BLOCKS) {
+    SHARED(Stage, stages, [STAGES]);
     unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32, units = (args.columns + UNIT - 1) / UNIT;
-    unsigned row = warp % 4 * 32, token = warp / 4 * 32;
+    unsigned row = warp % 2 * 32, token = warp / 2 * 32;
     allow_successor();
     wait_for_predecessor();
     Sums sums = {};
-    Place next = {0, 0};
-    load_stage(args, stages[0], next, units);
+    Loader it = loader(args);
+    UNROLL
+    for (int i = 0; i < STAGES - 1; i++) load_stage(args, it, stages[i], i * DEPTH, units);
+    unsigned now = 0, free = STAGES - 1;
+#if SCALED
     unsigned step = 0;
+#endif
     for (unsigned first = 0; first < units; first += DEPTH) {
-        unsigned which = first / DEPTH % 2;
-        if (first + DEPTH < units) {
-            next = later(next, DEPTH, args.per);
-            load_stage(args, stages[1 - which], next, units - first - DEPTH);
-            copies_wait<1>();
-        } else {
-            copies_wait<0>();
-        }
+        copies_wait<STAGES - 2>();
         __syncthreads();
+        // Everybody is done with the stage before this one.
+        load_stage(args, it, stages[free], first + (STAGES - 1) * DEPTH, units);
+        Parts parts = parts_of(stages[now], row, token, lane);
         UNROLL
-        for (unsigned at = 0; at < DEPTH; at++) {
+        for (int at = 0; at < DEPTH; at++) {
             if (first + at < units) {
-                add_unit(stages[which], at, row, token, lane, sums);
+                add_unit(parts, at, lane % 4, sums);
 #if SCALED
                 if (++step == args.per || first + at + 1 == units) {
                     step = 0;
@@ -244,7 +308,8 @@ KERNEL(gemm, Product, THREADS, 2) {
 #endif
             }
         }
-        __syncthreads();
+        free = now;
+        now = now + 1 == STAGES ? 0 : now + 1;
     }
     unsigned g = lane / 4, q = lane % 4;
     UNROLL

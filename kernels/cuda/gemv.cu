@@ -12,10 +12,13 @@
 #define OUTPUTS (ROWS * TOKENS)
 // Pieces of 16 bytes that a lane has on its way, as many as registers allow, and the steps they belong to.
 #define STEP_PIECES (ROWS * (FORMAT == 2 ? 2 : 1))
+#ifndef MOST_DEPTH
+#define MOST_DEPTH 8
+#endif
 #ifndef PIECES
 #define PIECES (TOKENS > 2 ? 4 : TOKENS > 1 || ZERO == 1 || NORM ? 12 : 16)
 #endif
-#define DEPTH (PIECES < STEP_PIECES ? 1 : PIECES / STEP_PIECES > 8 ? 8 : PIECES / STEP_PIECES)
+#define DEPTH (PIECES < STEP_PIECES ? 1 : PIECES / STEP_PIECES > MOST_DEPTH ? MOST_DEPTH : PIECES / STEP_PIECES)
 // 128 registers for a thread, or all of them where a lane group has many sums.
 #ifndef MIN_BLOCKS
 #define MIN_BLOCKS ((OUTPUTS > 8 || STEP_PIECES > 4 ? 256 : 512) / THREADS)

@@ -26,5 +26,6 @@ KERNEL(rope_store_kv, RopeStoreKv, THREADS, 4) {
     __syncthreads();
     bool key = head < rotating;
     size_t at = vector_at(step.sequence, head - (key ? args.query_heads : rotating), args.kv_heads, step.position, args.context);
-    store_vector(key ? args.keys : args.values, key ? args.key_scales : args.value_scales, at, vector, dim, thread, THREADS);
+    Scale scale = vector_scale(vector, dim, thread % 32);
+    store_vector(key ? args.keys : args.values, key ? args.key_scales : args.value_scales, at, vector, dim, scale, thread, THREADS);
 }

@@ -198,10 +198,12 @@ impl Kernel {
         Kernel::new("rope_store_kv", [flags[0], flags[1], cache_constant(cache), overlap_constant(overlap)])
     }
 
-    /// Attention; `rope`: of a step of one row, with what `rope_store_kv` does; not quantised by token.
-    pub fn attend(rope: bool, cache: KvFormat, quantize: Quantize, overlap: bool) -> Kernel {
-        let rope = ("ROPE", u32::from(rope));
-        Kernel::new("attend", [rope, cache_constant(cache), quantize_constant(quantize), overlap_constant(overlap)])
+    /// Attention; `rope`: of a step of one row, with what `rope_store_kv` does; not quantised by token. `dim`: the columns
+    /// of a head, where the kernel is to be made for them.
+    pub fn attend(rope: bool, cache: KvFormat, quantize: Quantize, dim: Option<u32>, overlap: bool) -> Kernel {
+        let (rope, dim) = (("ROPE", u32::from(rope)), ("DIM", dim.unwrap_or(0)));
+        let defines = [rope, cache_constant(cache), quantize_constant(quantize), dim, overlap_constant(overlap)];
+        Kernel::new("attend", defines)
     }
 
     /// A kernel without choices: `add`, `argmax`, `copy`, `head_norm`, `select_rows`.
@@ -213,7 +215,7 @@ impl Kernel {
 impl Launch {
     /// `gemm`.
     pub fn gemm(rows: usize, tokens: usize) -> Option<Launch> {
-        Launch::new([rows.div_ceil(128), tokens.div_ceil(64), 1], 256)
+        Launch::new([rows.div_ceil(64), tokens.div_ceil(64), 1], 128)
     }
 
     /// `dense`.

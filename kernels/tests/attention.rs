@@ -81,7 +81,8 @@ impl Cache {
             unused: 0,
         };
         let quantize = if quantize { Quantize::Block } else { Quantize::No };
-        let kernel = Kernel::attend(rope, self.format, quantize, false);
+        let made_for = (dim == 64 || dim == 128).then_some(dim as u32);
+        let kernel = Kernel::attend(rope, self.format, quantize, made_for, false);
         run(&kernel, Launch::attend(chunks, kv, self.heads.group(), count), &args);
         (download(out, count * query * dim), codes)
     }
