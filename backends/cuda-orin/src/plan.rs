@@ -26,6 +26,13 @@ const PARTIALS: u64 = 64 << 20;
 /// Weights of a matrix from which on its product has a kernel that is made for its width.
 const WORTH_A_KERNEL: usize = 1 << 19;
 
+/// Rows of a matrix that keep a device busy however they are dealt out.
+const MANY_ROWS: usize = 65536;
+/// Units of a segment that one row's loads fill a thread's registers with.
+const LONG_SEGMENT: usize = 16;
+/// Columns of a head from which on attention has a kernel that is made for them.
+const WORTH_A_HEAD: usize = 64;
+
 /// What a plan depends on beside the ops.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Shape {
@@ -103,8 +110,8 @@ struct Course<'a> {
     /// The rows that ops work on now.
     rows: usize,
     selected: bool,
-    /// Buffers whose codes are those of their floats.
-    quantized: Vec<(Buf, Activation)>,
+    /// Buffers whose codes are those of their floats, in the order that products of few or of many rows read.
+    quantized: Vec<(Buf, Activation, bool)>,
     plan: Plan,
 }
 
@@ -162,13 +169,18 @@ impl Course<'_> {
         Ok(())
     }
 
+    /// Whether products go through tensor cores.
+    fn is_many(&self) -> bool {
+        self.rows > MOST_FEW_ROWS
+    }
+
     fn step(&self) -> u64 {
         self.planner.steps[usize::from(self.selected)]
     }
 
     /// A buffer's floats are about to be others: its codes are of no use any more.
     fn changed(&mut self, buf: &Buf) {
-        self.quantized.retain(|(other, _)| other != buf);
+        self.quantized.retain(|(other, ..)| other != buf);
     }
 
     /// Where a result goes as codes, if the op after it is a product that wants it quantised in a way that `can` do.
@@ -182,7 +194,7 @@ impl Course<'_> {
             return Ok(Codes { quantize: Quantize::No, codes: 0, spans: 0, floats: out.floats.address() });
         }
         let (codes, spans) = out.quantized_row(self.planner.memory, 0)?;
-        self.quantized.push((out.clone(), wanted));
+        self.quantized.push((out.clone(), wanted, self.is_many()));
         let floats = if floats_needed(out, wanted, later) { out.floats.address() } else { 0 };
         Ok(Codes { quantize: Quantize::from_activation(wanted), codes, spans, floats })
     }
@@ -302,7 +314,8 @@ impl Course<'_> {
         let ([partials, counters], invalidates) = reserved;
         self.plan.invalidates |= invalidates;
         let [keys, values, key_scales, value_scales] = cache.addresses(layer);
-        let kernel = |overlap| Kernel::attend(rope.is_some(), cache.format, codes.quantize, overlap);
+        let dim = (heads.dim >= WORTH_A_HEAD && !self.planner.driver.facts().emulated).then_some(heads.dim as u32);
+        let kernel = |overlap| Kernel::attend(rope.is_some(), cache.format, codes.quantize, dim, overlap);
         for first in (0..self.rows).step_by(part) {
             let rows = part.min(self.rows - first);
             let (out_codes, out_spans) = match codes.quantize {
@@ -374,7 +387,8 @@ impl Course<'_> {
     /// The codes of a buffer's rows, made now unless they are there.
     fn quantize(&mut self, x: &Buf, activation: Activation) -> Result<(u64, u64)> {
         let (codes, spans) = x.quantized_row(self.planner.memory, 0)?;
-        if self.quantized.iter().any(|(buf, has)| buf == x && *has == activation) {
+        let wanted = (x.clone(), activation, self.is_many());
+        if self.quantized.contains(&wanted) {
             return Ok((codes, spans));
         }
         let arguments =
@@ -386,7 +400,7 @@ impl Course<'_> {
         let kernel = |overlap| Kernel::quantize(Quantize::from_activation(activation), overlap);
         self.push(kernel, extent, &arguments, format!("quantize {}", x.columns), 0)?;
         self.changed(x);
-        self.quantized.push((x.clone(), activation));
+        self.quantized.push(wanted);
         Ok((codes, spans))
     }
 
@@ -444,7 +458,7 @@ impl Course<'_> {
             arguments.out = out.floats.address();
         }
         let normed = matches!(input, Input::Normed { .. });
-        if self.rows <= MOST_FEW_ROWS {
+        if !self.is_many() {
             self.gemv(weight, &arguments, normed, epilogue)
         } else {
             self.gemm(weight, &arguments, epilogue)
@@ -455,11 +469,7 @@ impl Course<'_> {
         let facts = self.planner.driver.facts();
         // An imitated device compiles longer than it runs: one kernel serves any few tokens.
         let tokens = if facts.emulated && self.rows > 1 { MOST_FEW_ROWS } else { self.rows.next_power_of_two() } as u32;
-        let rows = match self.planner.rows_per_thread {
-            Some(rows) => rows.count(),
-            None if tokens == 1 => 2,
-            None => 4,
-        };
+        let (rows, threads) = tile(weight, tokens, norm, epilogue, self.planner.rows_per_thread);
         let gemv = Gemv {
             format: weight.format,
             activation: weight.activation,
@@ -469,7 +479,7 @@ impl Course<'_> {
             norm,
             // A kernel of its own for each width is worth its compilation where the matrix is large.
             per: (weight.rows * weight.columns >= WORTH_A_KERNEL && !facts.emulated).then(|| weight.per() as u32),
-            threads: if epilogue == Epilogue::Gated { Gemv::gated_threads(rows) } else { 128 },
+            threads,
         };
         let extent = gemv.launch(weight.rows, facts.multiprocessors as usize);
         let (norm, then) = (if norm { " norm" } else { "" }, then(epilogue));
@@ -504,6 +514,27 @@ impl Course<'_> {
         let extent = Extent::dense(weight.rows, self.rows);
         let label = format!("dense {} {}x{}{}", weight.format, weight.rows, weight.columns, then(epilogue));
         self.push(kernel, extent, &arguments, label, weight.bytes())
+    }
+}
+
+/// Rows that a thread of a product of few tokens computes together, and threads of its block: what was fastest on an
+/// H200 for the shapes of a model of 7 billion weights.
+fn tile(weight: &Matrix, tokens: u32, norm: bool, epilogue: Epilogue, asked: Option<RowsPerThread>) -> (u32, u32) {
+    let (rows, threads) = match (tokens, norm) {
+        (1, true) if weight.rows >= MANY_ROWS => (4, 256),
+        (1, true) => (2, 512),
+        // A long row has enough loads on its way, and few rows leave multiprocessors idle.
+        (1, false) if weight.per() >= LONG_SEGMENT => (1, 256),
+        (1, false) => (2, 128),
+        _ => (4, 128),
+    };
+    let rows = asked.map_or(rows, RowsPerThread::count);
+    match epilogue {
+        Epilogue::Gated => {
+            let rows = if asked.is_none() && tokens == 1 { 2 } else { rows };
+            (rows, Gemv::gated_threads(rows))
+        }
+        _ => (rows, threads),
     }
 }
 

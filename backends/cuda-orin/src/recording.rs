@@ -20,9 +20,56 @@ pub(crate) struct Tail {
     pub(crate) fetch: Transfer,
 }
 
+/// The ops of a step as they come. Most steps are the step before with other rows: as long as the ops are those of the
+/// last one they are compared and nothing is built.
+#[derive(Default)]
+pub(crate) struct Ops {
+    /// Those of a step that was recorded.
+    known: Arc<[Op]>,
+    /// How many of them have come again.
+    same: usize,
+    /// All ops of the step, from the first one on that differs.
+    differing: Option<Vec<Op>>,
+}
+
+impl Ops {
+    /// Begins a step.
+    pub(crate) fn begin(&mut self) {
+        self.same = 0;
+        self.differing = None;
+    }
+
+    /// The next op: whether it is `same` as one that is known, or else what it is.
+    pub(crate) fn next(&mut self, same: impl FnOnce(&Op) -> bool, op: impl FnOnce() -> Op) {
+        match &mut self.differing {
+            Some(ops) => ops.push(op()),
+            None if self.known.get(self.same).is_some_and(same) => self.same += 1,
+            None => {
+                let mut ops = self.known[..self.same].to_vec();
+                ops.push(op());
+                self.differing = Some(ops);
+            }
+        }
+    }
+
+    /// All ops of the step, which are known from now on.
+    pub(crate) fn end(&mut self) -> Arc<[Op]> {
+        if self.differing.is_some() || self.same < self.known.len() {
+            let ops = self.differing.take().unwrap_or_else(|| self.known[..self.same].to_vec());
+            self.known = ops.into();
+        }
+        Arc::clone(&self.known)
+    }
+
+    /// Lets go of them, and of what they hold.
+    pub(crate) fn forget(&mut self) {
+        *self = Ops::default();
+    }
+}
+
 /// A step that can be run again.
 pub(crate) struct Recording {
-    ops: Vec<Op>,
+    ops: Arc<[Op]>,
     shape: Shape,
     launches: Vec<Launch>,
     send: Transfer,
@@ -33,7 +80,7 @@ pub(crate) struct Recording {
 }
 
 impl Recording {
-    pub(crate) fn new(ops: Vec<Op>, shape: Shape, launches: Vec<Launch>, send: Transfer) -> Recording {
+    pub(crate) fn new(ops: Arc<[Op]>, shape: Shape, launches: Vec<Launch>, send: Transfer) -> Recording {
         Recording { ops, shape, launches, send, tail: None, graphs: Vec::new(), runs: 0 }
     }
 
@@ -66,8 +113,9 @@ pub(crate) struct Recordings(Vec<Recording>);
 
 impl Recordings {
     /// The recording of these ops, if there is one.
-    pub(crate) fn find(&mut self, ops: &[Op], shape: Shape) -> Option<&mut Recording> {
-        let at = self.0.iter().rposition(|kept| kept.shape == shape && kept.ops == ops)?;
+    pub(crate) fn find(&mut self, ops: &Arc<[Op]>, shape: Shape) -> Option<&mut Recording> {
+        let same = |kept: &Recording| Arc::ptr_eq(&kept.ops, ops) || kept.ops == *ops;
+        let at = self.0.iter().rposition(|kept| kept.shape == shape && same(kept))?;
         let found = self.0.remove(at);
         self.0.push(found);
         self.0.last_mut()
