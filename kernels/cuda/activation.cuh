@@ -7,11 +7,17 @@
 #define SEGMENTS 16
 #define UNIT 32
 
-// Where a unit is: segments lie beside each other, so that 16 lanes read 16 neighbours.
-__device__ inline unsigned place_of(unsigned unit, unsigned per) { return unit % per * SEGMENTS + unit / per; }
+// PLAIN: units lie in their order, for products of many tokens; otherwise segments lie beside each other, so that 16 lanes read 16 neighbours.
+#ifndef PLAIN
+#define PLAIN 0
+#endif
+
+// Where a unit is.
+__device__ inline unsigned place_of(unsigned unit, unsigned per) { return PLAIN ? unit : unit % per * SEGMENTS + unit / per; }
 
 // The byte of a code, by the place of its unit.
 __device__ inline unsigned code_byte(unsigned place, unsigned column) {
+    if (PLAIN) return place * UNIT + column;
     unsigned step = place / SEGMENTS, lane = place % SEGMENTS;
     return ((step * 2 + column / 16) * SEGMENTS + lane) * 16 + column % 16;
 }

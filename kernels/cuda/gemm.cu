@@ -1,6 +1,8 @@
 // The product of a quantised matrix with many rows of activations, on the integer tensor cores. A block has 64 rows of the matrix and 64
 // tokens, a warp 32 of each. Units are taken in their order and scaled one by one, as in gemv.cu: a segment's sum, then the sum of segments.
 //
+// Activations are in PLAIN order: what is read together lies together.
+//
 // The tensor core's four columns (lane % 4) of a fragment are columns 8 q.. 8 q + 3 and 8 q + 4.. 8 q + 7 of a unit, for weights and activations
 // alike, so that a word of weights is a fragment as it lies.
 #include "units.cuh"
@@ -58,8 +60,8 @@ __device__ inline Loader loader(const Product& args) {
     unsigned token = min(thread % TILE_TOKENS, args.tokens - 1 - blockIdx.y * TILE_TOKENS);
     it.half = thread / TILE_ROWS;
     it.weights = row * (unsigned)row_bytes(args.per);
-    it.inputs = (token * args.per * 2 + it.half) * STEP_BYTES;
-    it.spans = token * args.per * SEGMENTS * sizeof(Span);
+    it.spans = token * args.per * SEGMENTS;
+    it.inputs = it.spans * UNIT + it.half * 16;
     it.place = it.scales = {0, 0};
     go_on(it.scales, thread / (TILE_ROWS / TILE), args.per);
     return it;
@@ -78,13 +80,11 @@ __device__ inline void load_weights(const Product& args, const Loader& it, Stage
 #endif
 }
 
-__device__ inline void load_inputs(const Product& args, const Loader& it, Stage& stage, int at) {
-    size_t first = (size_t)blockIdx.y * TILE_TOKENS * args.per * SEGMENTS;
+__device__ inline void load_inputs(const Product& args, const Loader& it, Stage& stage, int at, unsigned first) {
+    size_t row = (size_t)blockIdx.y * TILE_TOKENS * args.per * SEGMENTS;
     unsigned token = threadIdx.x % TILE_TOKENS;
-    const unsigned char* codes = (const unsigned char*)args.x_codes + first * UNIT;
-    copy_async<16>(stage.inputs[at][token] + it.half * 16, codes + (it.inputs + it.place.step * (2 * STEP_BYTES) + it.place.lane_bytes));
-    const unsigned char* spans = (const unsigned char*)(args.x_spans + first);
-    if (it.half != at % 2) copy_async<8>(&stage.spans[at][token], spans + (it.spans + (it.place.step * STEP_BYTES + it.place.lane_bytes) / 2));
+    copy_async<16>(stage.inputs[at][token] + it.half * 16, args.x_codes + row * UNIT + (it.inputs + (first + at) * UNIT));
+    if (it.half != at % 2) copy_async<8>(&stage.spans[at][token], args.x_spans + row + (it.spans + first + at));
 }
 
 __device__ inline void load_tile_of_scales(const Product& args, Stage& stage, unsigned tile, unsigned at, Place place) {
@@ -106,7 +106,7 @@ __device__ inline void load_stage(const Product& args, Loader& it, Stage& stage,
     for (int at = 0; at < DEPTH; at++) {
         if (first + at < units) {
             if (it.half == at % 2) load_weights(args, it, stage, at);
-            load_inputs(args, it, stage, at);
+            load_inputs(args, it, stage, at, first);
         }
         if (++it.place.step == args.per) it.place.step = 0, it.place.lane_bytes += 16;
     }

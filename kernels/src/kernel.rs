@@ -23,6 +23,13 @@ impl Kernel {
         source::kernels()
     }
 
+    /// The same kernel, with the activations that it quantises in the order that `gemm` reads.
+    #[must_use]
+    pub fn for_gemm(mut self) -> Kernel {
+        self.defines.push(("PLAIN", 1));
+        self
+    }
+
     /// The whole text.
     pub fn source(&self) -> String {
         source::whole(self.file)

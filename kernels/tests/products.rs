@@ -30,6 +30,15 @@ fn inputs(random: &mut Random, tokens: usize, columns: usize) -> Vec<f32> {
 }
 
 fn quantized(x: &[f32], columns: usize, activation: Activation) -> Codes {
+    quantized_by(Kernel::quantize(Quantize::from_activation(activation), false), x, columns, activation)
+}
+
+/// In the order for products of many tokens.
+fn quantized_plain(x: &[f32], columns: usize, activation: Activation) -> Codes {
+    quantized_by(Kernel::quantize(Quantize::from_activation(activation), false).for_gemm(), x, columns, activation)
+}
+
+fn quantized_by(kernel: Kernel, x: &[f32], columns: usize, activation: Activation) -> Codes {
     let rows = x.len() / columns;
     let codes = Codes::new(rows, columns);
     let args = args::Quantize {
@@ -40,7 +49,7 @@ fn quantized(x: &[f32], columns: usize, activation: Activation) -> Codes {
         per: segment(columns) as u32,
     };
     let launch = if activation == Activation::Token { Launch::rows(rows) } else { Launch::units(columns, rows) };
-    run(&Kernel::quantize(Quantize::from_activation(activation), false), launch, &args);
+    run(&kernel, launch, &args);
     codes
 }
 
@@ -73,7 +82,10 @@ fn check(random: &mut Random, format: Format, activation: Activation, rows: usiz
     let bias = random.floats(rows, 1.0);
     let base = Product { x_codes: codes.codes, x_spans: codes.spans, bias: upload(&bias), ..product(&matrix) };
     let what = format!("{format} {activation:?} {rows} x {columns}");
-    let many = multiply(&Kernel::gemm(format, activation, Epilogue::Store, false), Launch::gemm(rows, TOKENS), base, TOKENS);
+    let plain = quantized_plain(&x, columns, activation);
+    let gemm = Kernel::gemm(format, activation, Epilogue::Store, false);
+    let plain = Product { x_codes: plain.codes, x_spans: plain.spans, ..base };
+    let many = multiply(&gemm, Launch::gemm(rows, TOKENS), plain, TOKENS);
     let want: Vec<f32> = expected(&matrix, &x).iter().enumerate().map(|(at, x)| x + bias[at % rows]).collect();
     let mut dense = vec![0.0; columns];
     let largest: Vec<f32> = (0..rows)
@@ -153,10 +165,12 @@ fn sums_are_added_to_what_is_there() {
     let stored = multiply(&few.kernel(false), few.launch(70, 1), base, 3);
     let want: Vec<f32> = before.iter().zip(&stored).map(|(a, b)| a + b).collect();
     let few = Gemv { epilogue: Epilogue::Add, ..few };
-    let many = (Kernel::gemm(format, Activation::Block, Epilogue::Add, false), Launch::gemm(70, 3));
-    for (kernel, launch) in [(few.kernel(false), few.launch(70, 1)), many] {
+    let plain = quantized_plain(&x, 100, Activation::Block);
+    let plain = Product { x_codes: plain.codes, x_spans: plain.spans, ..base };
+    let many = (Kernel::gemm(format, Activation::Block, Epilogue::Add, false), Launch::gemm(70, 3), plain);
+    for (kernel, launch, args) in [(few.kernel(false), few.launch(70, 1), base), many] {
         let out = upload(&before);
-        run(&kernel, launch, &Product { out, ..base });
+        run(&kernel, launch, &Product { out, ..args });
         assert_eq!(bits(&download(out, 3 * 70)), bits(&want), "{kernel:?}");
     }
 }
