@@ -174,6 +174,7 @@ impl CudaOrin {
             self.wait()?;
             self.recordings.forget();
             self.brought = None;
+            self.finds = None;
             let what = "indices of the largest values";
             let piece = |bytes: usize| self.memory.zeros(what, bytes as u64);
             let (partials, counters, out) = (piece(8 * BLOCKS * rows)?, piece(4 * rows)?, piece(4 * rows)?);

@@ -236,7 +236,8 @@ impl Course<'_> {
             unused: 0,
         };
         let label = format!("rms_norm {}", x.columns);
-        let kernel = |overlap| Kernel::rms_norm(codes.quantize, overlap);
+        let many = self.is_many();
+        let kernel = |overlap| in_order(Kernel::rms_norm(codes.quantize, overlap), codes.quantize, many);
         self.push(kernel, Extent::rows(self.rows), &arguments, label, 0)
     }
 
@@ -315,7 +316,11 @@ impl Course<'_> {
         self.plan.invalidates |= invalidates;
         let [keys, values, key_scales, value_scales] = cache.addresses(layer);
         let dim = (heads.dim >= WORTH_A_HEAD && !self.planner.driver.facts().emulated).then_some(heads.dim as u32);
-        let kernel = |overlap| Kernel::attend(rope.is_some(), cache.format, codes.quantize, dim, overlap);
+        let many = self.is_many();
+        let kernel = |overlap| {
+            let kernel = Kernel::attend(rope.is_some(), cache.format, codes.quantize, dim, overlap);
+            in_order(kernel, codes.quantize, many)
+        };
         for first in (0..self.rows).step_by(part) {
             let rows = part.min(self.rows - first);
             let (out_codes, out_spans) = match codes.quantize {
@@ -364,7 +369,8 @@ impl Course<'_> {
             unused: 0,
         };
         let extent = Extent::units(out.columns, self.rows);
-        let kernel = |overlap| Kernel::gated(codes.quantize, overlap);
+        let many = self.is_many();
+        let kernel = |overlap| in_order(Kernel::gated(codes.quantize, overlap), codes.quantize, many);
         self.push(kernel, extent, &arguments, format!("gated {}", out.columns), 0)
     }
 
@@ -397,7 +403,8 @@ impl Course<'_> {
             Activation::Token => Extent::rows(self.rows),
             _ => Extent::units(x.columns, self.rows),
         };
-        let kernel = |overlap| Kernel::quantize(Quantize::from_activation(activation), overlap);
+        let (quantize, many) = (Quantize::from_activation(activation), self.is_many());
+        let kernel = |overlap| in_order(Kernel::quantize(quantize, overlap), quantize, many);
         self.push(kernel, extent, &arguments, format!("quantize {}", x.columns), 0)?;
         self.changed(x);
         self.quantized.push(wanted);
@@ -536,6 +543,11 @@ fn tile(weight: &Matrix, tokens: u32, norm: bool, epilogue: Epilogue, asked: Opt
         }
         _ => (rows, threads),
     }
+}
+
+/// A kernel that quantises in the order that products of few or of many rows read.
+fn in_order(kernel: Kernel, quantize: Quantize, many: bool) -> Kernel {
+    if many && quantize != Quantize::No { kernel.for_gemm() } else { kernel }
 }
 
 /// What follows a product, for people.
