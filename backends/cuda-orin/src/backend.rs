@@ -9,7 +9,7 @@ use trine_kernels::args::{self, StepRow};
 use trine_kernels::{Kernel, Launch as Extent};
 
 use crate::buffers::Buffer;
-use crate::driver::{self, Driver, Sequence, Transfer};
+use crate::driver::{self, Driver, Launch, Sequence, Transfer};
 use crate::kv::Cache;
 use crate::memory::{HostBytes, Memory, Piece};
 use crate::op::{Buf, Op, Shared};
@@ -55,7 +55,6 @@ struct Largest {
     rows: usize,
     partials: Piece,
     counters: Piece,
-    out: Piece,
 }
 
 impl CudaOrin {
@@ -67,8 +66,8 @@ impl CudaOrin {
         Ok(())
     }
 
-    /// Puts the step's rows where the recording's copy takes them from.
-    fn write_rows(&mut self, rows: &[Row]) -> Result<Transfer> {
+    /// Puts the step's rows where its first launch takes them from.
+    fn write_rows(&mut self, rows: &[Row]) -> Result<()> {
         // The copy of the step before may be under way.
         self.wait()?;
         let mut kept = rows.iter().enumerate().filter(|(_, row)| row.output).map(|(at, _)| at);
@@ -85,18 +84,27 @@ impl CudaOrin {
             }
         };
         rows.iter().for_each(|row| write(word(row, kept.next().unwrap_or(0))));
-        let selected = rows.iter().filter(|row| row.output);
-        let count = rows.len() + selected.clone().count();
-        selected.for_each(|row| write(word(row, 0)));
-        Ok(Transfer { host: self.host_rows.address(), device: self.rows.address(), bytes: ROW * count })
+        rows.iter().filter(|row| row.output).for_each(|row| write(word(row, 0)));
+        Ok(())
+    }
+
+    /// Brings so many rows to the device: a launch, which the next one need not wait long for, as it would for a copy
+    /// of the driver's.
+    fn bring_rows(&self, count: usize) -> Result<Launch> {
+        let (from, to) = (self.host_rows.address() as u64, self.rows.address());
+        let arguments = args::Copy16 { from, to, vectors: count as u64 };
+        let extent = Extent::copy(count.div_ceil(256));
+        let extent = extent.ok_or_else(|| Error::Device("a step without rows".into()))?;
+        launch(&self.driver, |overlap| Kernel::plain("copy", overlap), extent, &arguments, "rows".into(), 0)
     }
 
     fn run(&mut self, rows: &[Row], ops: &Arc<[Op]>, once: bool) -> Result<()> {
         let outputs = rows.iter().filter(|row| row.output).count();
         let longest = rows.iter().map(|row| row.position as usize + 1).max().unwrap_or(1);
         let shape = Shape::new(rows.len(), outputs, longest);
-        let send = self.write_rows(rows)?;
+        self.write_rows(rows)?;
         if once || self.recordings.find(ops, shape).is_none() {
+            let mut launches = vec![self.bring_rows(rows.len() + outputs)?];
             let planner = Planner {
                 driver: &self.driver,
                 memory: &self.memory,
@@ -106,15 +114,16 @@ impl CudaOrin {
                 rows_per_thread: self.options.rows,
             };
             let plan = planner.plan(ops)?;
+            launches.extend(plan.launches);
             if plan.invalidates {
                 self.recordings.forget();
             }
             if once {
-                self.driver.start(&Sequence { send, launches: plan.launches, fetch: None })?;
+                self.driver.start(&Sequence { launches, fetch: None })?;
                 self.busy = true;
                 return Ok(());
             }
-            self.recordings.keep(Recording::new(Arc::clone(ops), shape, plan.launches, send));
+            self.recordings.keep(Recording::new(Arc::clone(ops), shape, launches));
         }
         let Some(recording) = self.recordings.find(ops, shape) else {
             return Err(Error::Device("a recording was lost".into()));
@@ -129,11 +138,7 @@ impl CudaOrin {
     /// when it comes again.
     fn bring(&mut self, tail: Tail) -> Result<()> {
         if self.brought.as_ref() != Some(&tail) {
-            let sequence = Sequence {
-                send: Transfer { bytes: 0, ..tail.fetch },
-                launches: tail.launches.clone(),
-                fetch: Some(tail.fetch),
-            };
+            let sequence = Sequence { launches: tail.launches.clone(), fetch: tail.fetch };
             self.busy = true;
             self.driver.start(&sequence)?;
             if let Some(recording) = self.recordings.latest() {
@@ -151,6 +156,7 @@ impl CudaOrin {
             // Recordings copy into the smaller one.
             self.recordings.forget();
             self.brought = None;
+            self.finds = None;
             self.staging = Some(HostBytes::new(&self.driver, bytes.next_power_of_two())?);
         }
         Ok(self.staging.as_ref().map_or(0, HostBytes::address))
@@ -166,7 +172,7 @@ impl CudaOrin {
         let host = self.staging(4 * rows)?;
         let shape = [rows, buf.columns];
         if let Some((address, of, tail)) = &self.finds
-            && (*address, *of, tail.fetch.host) == (buf.floats.address(), shape, host)
+            && (*address, *of) == (buf.floats.address(), shape)
         {
             return Ok(tail.clone());
         }
@@ -177,10 +183,10 @@ impl CudaOrin {
             self.finds = None;
             let what = "indices of the largest values";
             let piece = |bytes: usize| self.memory.zeros(what, bytes as u64);
-            let (partials, counters, out) = (piece(8 * BLOCKS * rows)?, piece(4 * rows)?, piece(4 * rows)?);
-            self.largest = Some(Largest { rows, partials, counters, out });
+            let (partials, counters) = (piece(8 * BLOCKS * rows)?, piece(4 * rows)?);
+            self.largest = Some(Largest { rows, partials, counters });
         }
-        let Some(Largest { partials, counters, out, .. }) = &self.largest else {
+        let Some(Largest { partials, counters, .. }) = &self.largest else {
             return Err(Error::Device("the place of an index was lost".into()));
         };
         let extent = Extent::argmax(buf.columns, rows).filter(|extent| extent.grid[0] as usize <= BLOCKS);
@@ -189,15 +195,15 @@ impl CudaOrin {
             x: buf.floats.address(),
             partials: partials.address(),
             counters: counters.address(),
-            out: out.address(),
+            // The device writes to the host's memory by itself.
+            out: host as u64,
             next: 0,
             columns: buf.columns as u32,
             unused: 0,
         };
         let kernel = |overlap| Kernel::plain("argmax", overlap);
         let launch = launch(&self.driver, kernel, extent, &arguments, format!("argmax {}", buf.columns), 0)?;
-        let fetch = Transfer { host, device: out.address(), bytes: 4 * rows };
-        let tail = Tail { launches: vec![launch], fetch };
+        let tail = Tail { launches: vec![launch], fetch: None };
         self.finds = Some((buf.floats.address(), shape, tail.clone()));
         Ok(tail)
     }
@@ -211,7 +217,7 @@ impl Backend for CudaOrin {
     type Kv = Shared<Cache>;
 
     fn open(options: &Options) -> Result<Self> {
-        let driver = driver::open(options.device.as_deref(), options.emulate)?;
+        let driver = driver::open(options)?;
         let memory = Memory::new(Arc::clone(&driver), !driver.facts().emulated);
         let bytes = 2 * ROW * MOST_ROWS;
         Ok(CudaOrin {
@@ -362,7 +368,7 @@ impl Backend for CudaOrin {
     fn read(&mut self, buf: &Buf, out: &mut [f32]) -> Result<()> {
         let bytes = 4 * out.len();
         let host = self.staging(bytes)?;
-        let fetch = Transfer { host, device: buf.floats.address(), bytes };
+        let fetch = Some(Transfer { host, device: buf.floats.address(), bytes });
         self.bring(Tail { launches: Vec::new(), fetch })?;
         bytemuck::cast_slice_mut(out).copy_from_slice(self.staged(bytes));
         Ok(())
@@ -399,9 +405,8 @@ impl Backend for CudaOrin {
             let copy = launch(&self.driver, kernel, extent, &arguments, "copy".into(), 2 * COPIED)?;
             launches.extend(std::iter::repeat_n(copy, COPIES));
         }
-        let send = Transfer { host: self.host_rows.address(), device: self.rows.address(), bytes: 0 };
         self.wait()?;
-        let times = self.driver.time(&Sequence { send, launches, fetch: None })?;
+        let times = self.driver.time(&Sequence { launches, fetch: None })?;
         let best = times.into_iter().fold(f64::INFINITY, f64::min);
         Ok(Some(Limits { copy_bandwidth: 2.0 * COPIED as f64 / (best / 1e9) }))
     }
@@ -412,7 +417,7 @@ impl Backend for CudaOrin {
         let sequence = recording.sequence();
         self.brought = None;
         let times = self.driver.time(&sequence)?;
-        let time = |(launch, nanoseconds): (driver::Launch, f64)| KernelTime {
+        let time = |(launch, nanoseconds): (Launch, f64)| KernelTime {
             kernel: launch.label,
             nanoseconds,
             bytes: launch.bytes,

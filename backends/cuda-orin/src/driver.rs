@@ -14,6 +14,8 @@ use std::sync::Arc;
 use trine_backend::Result;
 use trine_kernels::{Kernel as Source, Launch as Extent};
 
+use crate::options::Options;
+
 /// Programmatic dependent launch came with this compute capability.
 const OVERLAPS: u32 = 90;
 
@@ -36,12 +38,14 @@ pub(crate) struct Facts {
     pub(crate) driver: u32,
     /// Whether it is a program that imitates a GPU.
     pub(crate) emulated: bool,
+    /// Whether launches are to go one by one.
+    pub(crate) serial: bool,
 }
 
 impl Facts {
     /// Whether a launch can start while the one before it ends.
     pub(crate) fn overlaps(&self) -> bool {
-        self.capability >= OVERLAPS && !self.emulated
+        self.capability >= OVERLAPS && !self.emulated && !self.serial
     }
 }
 
@@ -73,7 +77,7 @@ pub(crate) struct Launch {
     pub(crate) bytes: u64,
 }
 
-/// Bytes that come to the device before a list's launches, or to the host after them.
+/// Bytes that come to the host after a sequence's launches.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Transfer {
     pub(crate) host: usize,
@@ -81,10 +85,9 @@ pub(crate) struct Transfer {
     pub(crate) bytes: usize,
 }
 
-/// What is run again: a copy to the device, launches, and maybe a copy back.
+/// What is run again: launches, and maybe a copy to the host.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Sequence {
-    pub(crate) send: Transfer,
     pub(crate) launches: Vec<Launch>,
     pub(crate) fetch: Option<Transfer>,
 }
@@ -106,7 +109,7 @@ pub(crate) trait Driver: Send + Sync {
     fn allocate(&self, bytes: u64) -> Result<u64>;
     /// Gives it back. What was started before has ended by then.
     fn release(&self, address: u64);
-    /// Host memory of `bytes` that copies can be made from and to while the host goes on, zeroed.
+    /// Host memory of `bytes` that the device reads and writes at the same address, zeroed.
     fn allocate_host(&self, bytes: usize) -> Result<usize>;
     /// Gives it back.
     fn release_host(&self, address: usize);
@@ -125,12 +128,12 @@ pub(crate) trait Driver: Send + Sync {
     fn wait(&self) -> Result<()>;
 }
 
-/// Opens the device that `device` names: its number, or a part of its name; the first without it.
-pub(crate) fn open(device: Option<&str>, emulate: bool) -> Result<Arc<dyn Driver>> {
-    if emulate {
+/// Opens the device.
+pub(crate) fn open(options: &Options) -> Result<Arc<dyn Driver>> {
+    if options.emulate {
         return emulation();
     }
-    Ok(Arc::new(cuda::Cuda::open(device)?))
+    Ok(Arc::new(cuda::Cuda::open(options.device.as_deref(), options.serial)?))
 }
 
 #[cfg(feature = "emulate")]

@@ -14,13 +14,17 @@ pub struct Options {
     pub rows: Option<RowsPerThread>,
     /// Imitate a GPU on the CPU: for tests, where the feature `emulate` is compiled in.
     pub emulate: bool,
+    /// Do without graphs, and let no launch begin before the one before it has ended: for tools that look at launches one
+    /// by one.
+    pub serial: bool,
 }
 
 impl Options {
-    /// The default; imitating a GPU where the environment says `TRINE_CUDA_EMULATE=1`.
+    /// The default; imitating a GPU where the environment says `TRINE_CUDA_EMULATE=1`, one launch at a time where it says
+    /// `TRINE_CUDA_SERIAL=1`.
     pub fn from_environment() -> Options {
-        let emulate = std::env::var_os("TRINE_CUDA_EMULATE").is_some_and(|value| value == "1");
-        Options { emulate, ..Options::default() }
+        let says = |name| std::env::var_os(name).is_some_and(|value| value == "1");
+        Options { emulate: says("TRINE_CUDA_EMULATE"), serial: says("TRINE_CUDA_SERIAL"), ..Options::default() }
     }
 }
 

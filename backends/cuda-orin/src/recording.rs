@@ -16,8 +16,8 @@ const MOST: usize = 24;
 pub(crate) struct Tail {
     /// The launches that make the result.
     pub(crate) launches: Vec<Launch>,
-    /// The copy that brings it to the host.
-    pub(crate) fetch: Transfer,
+    /// The copy that brings it to the host, where they do not leave it there.
+    pub(crate) fetch: Option<Transfer>,
 }
 
 /// The ops of a step as they come. Most steps are the step before with other rows: as long as the ops are those of the
@@ -72,7 +72,6 @@ pub(crate) struct Recording {
     ops: Arc<[Op]>,
     shape: Shape,
     launches: Vec<Launch>,
-    send: Transfer,
     /// What was asked for after the last run: it is likely to be asked for again.
     pub(crate) tail: Option<Tail>,
     graphs: Vec<(Option<Tail>, Box<dyn Prepared>)>,
@@ -80,21 +79,21 @@ pub(crate) struct Recording {
 }
 
 impl Recording {
-    pub(crate) fn new(ops: Arc<[Op]>, shape: Shape, launches: Vec<Launch>, send: Transfer) -> Recording {
-        Recording { ops, shape, launches, send, tail: None, graphs: Vec::new(), runs: 0 }
+    pub(crate) fn new(ops: Arc<[Op]>, shape: Shape, launches: Vec<Launch>) -> Recording {
+        Recording { ops, shape, launches, tail: None, graphs: Vec::new(), runs: 0 }
     }
 
     /// Its launches with what follows them.
     pub(crate) fn sequence(&self) -> Sequence {
         let mut launches = self.launches.clone();
         launches.extend(self.tail.iter().flat_map(|tail| tail.launches.clone()));
-        Sequence { send: self.send, launches, fetch: self.tail.as_ref().map(|tail| tail.fetch) }
+        Sequence { launches, fetch: self.tail.as_ref().and_then(|tail| tail.fetch) }
     }
 
     /// Starts it. A step that comes again is likely to come many times: from its second run on it is a graph.
     pub(crate) fn run(&mut self, driver: &Arc<dyn Driver>) -> Result<()> {
         self.runs += 1;
-        if self.runs == 1 {
+        if self.runs == 1 || driver.facts().serial {
             return driver.start(&self.sequence());
         }
         if let Some((_, graph)) = self.graphs.iter().find(|(tail, _)| *tail == self.tail) {

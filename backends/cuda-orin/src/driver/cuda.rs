@@ -37,8 +37,9 @@ unsafe impl Send for Cuda {}
 unsafe impl Sync for Cuda {}
 
 impl Cuda {
-    /// Opens the GPU that `device` names: its number, or a part of its name.
-    pub(crate) fn open(device: Option<&str>) -> Result<Cuda> {
+    /// Opens the GPU that `device` names: its number, or a part of its name; the first without it. `serial`: launches go
+    /// one by one.
+    pub(crate) fn open(device: Option<&str>, serial: bool) -> Result<Cuda> {
         // SAFETY: it loads the driver's library by its usual names and looks at nothing in it.
         if !unsafe { sys::is_culib_present() } {
             return Err(Error::Unsupported(
@@ -50,6 +51,7 @@ impl Cuda {
         let ordinal = choose(device)?;
         let device = result::device::get(ordinal).map_err(|error| failed("opening the GPU", error))?;
         let facts = facts(device).map_err(|error| failed("asking the GPU what it is", error))?;
+        let facts = Facts { serial, ..facts };
         if facts.capability < LOWEST {
             return Err(Error::Unsupported(format!(
                 "{} has compute capability {}.{}: cuda-orin needs {}.{} or more (Ampere), use the wgpu backend",
@@ -108,31 +110,19 @@ impl Cuda {
         }
     }
 
-    fn transfer_to_device(&self, transfer: &Transfer) -> Result<()> {
-        let Transfer { host, device, bytes } = *transfer;
-        if bytes == 0 {
-            return Ok(());
-        }
-        // SAFETY: the host's bytes are from `allocate_host`, and live as long as the sequence that holds the transfer.
-        let from = unsafe { std::slice::from_raw_parts(host as *const u8, bytes) };
-        // SAFETY: the device's bytes are those of a piece that the sequence's owner holds.
-        unsafe { result::memcpy_htod_async(device, from, self.stream) }
-            .map_err(|error| failed("a copy to the GPU", error))
-    }
-
     fn transfer_to_host(&self, transfer: &Transfer) -> Result<()> {
         let Transfer { host, device, bytes } = *transfer;
-        // SAFETY: as above; nobody looks at the host's bytes until the stream has been waited for.
+        // SAFETY: the host's bytes are from `allocate_host`, and live as long as the sequence that holds the transfer;
+        // nobody looks at them until the stream has been waited for.
         let to = unsafe { std::slice::from_raw_parts_mut(host as *mut u8, bytes) };
-        // SAFETY: as above.
+        // SAFETY: the device's bytes are those of a piece that the sequence's owner holds.
         unsafe { result::memcpy_dtoh_async(to, device, self.stream) }
             .map_err(|error| failed("a copy from the GPU", error))
     }
 
     fn enqueue(&self, sequence: &Sequence, overlap: bool) -> Result<()> {
-        self.transfer_to_device(&sequence.send)?;
         for (at, launch) in sequence.launches.iter().enumerate() {
-            // The first comes after a copy, which nothing overlaps with.
+            // The first comes after whatever was before, which must have ended.
             self.launch(launch, overlap && at > 0)?;
         }
         sequence.fetch.iter().try_for_each(|transfer| self.transfer_to_host(transfer))
@@ -272,7 +262,6 @@ impl Driver for Cuda {
         // SAFETY: the events are destroyed below.
         let record = |at: usize| unsafe { result::event::record(events[at], self.stream) };
         let timed = (|| {
-            self.transfer_to_device(&sequence.send)?;
             record(0).map_err(|error| failed("recording an event", error))?;
             for (at, launch) in sequence.launches.iter().enumerate() {
                 self.launch(launch, false)?;
@@ -370,6 +359,7 @@ fn facts(device: sys::CUdevice) -> std::result::Result<Facts, DriverError> {
         cache: u64::from(attribute(Attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)?),
         driver: driver.max(0) as u32,
         emulated: false,
+        serial: false,
     })
 }
 
@@ -415,7 +405,7 @@ mod tests {
         if unsafe { sys::is_culib_present() } {
             return;
         }
-        let line = Cuda::open(None).err().expect("no driver").to_string();
+        let line = Cuda::open(None, false).err().expect("no driver").to_string();
         assert!(line.contains("libcuda.so.1") && line.contains("JetPack") && !line.contains('\n'), "{line}");
     }
 }

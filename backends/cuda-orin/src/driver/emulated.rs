@@ -31,16 +31,13 @@ impl Emulated {
             cache: 0,
             driver: 0,
             emulated: true,
+            serial: false,
         };
         let (pieces, functions) = (Mutex::default(), Mutex::default());
         Ok(Emulated { emulator: Emulator::open()?, facts, pieces, functions })
     }
 
     fn run(&self, sequence: &Sequence) -> Result<()> {
-        let Transfer { host, device, bytes } = sequence.send;
-        // SAFETY: the host's bytes are from `allocate_host`, the device's those of a piece that the sequence's owner
-        // holds; they do not overlap.
-        unsafe { std::ptr::copy_nonoverlapping(host as *const u8, device as *mut u8, bytes) };
         for launch in &sequence.launches {
             let function = {
                 let functions = self.functions.lock().unwrap_or_else(PoisonError::into_inner);
@@ -51,7 +48,8 @@ impl Emulated {
             unsafe { self.emulator.launch_words(&function, launch.extent, &launch.arguments) }?;
         }
         if let Some(Transfer { host, device, bytes }) = sequence.fetch {
-            // SAFETY: as above.
+            // SAFETY: the host's bytes are from `allocate_host`, the device's those of a piece that the sequence's owner
+            // holds; they do not overlap.
             unsafe { std::ptr::copy_nonoverlapping(device as *const u8, host as *mut u8, bytes) };
         }
         Ok(())
@@ -135,14 +133,12 @@ impl Driver for Emulated {
 
     fn time(&self, sequence: &Sequence) -> Result<Vec<f64>> {
         let mut times = Vec::with_capacity(sequence.launches.len());
-        let empty = Transfer { bytes: 0, ..sequence.send };
-        self.run(&Sequence { send: sequence.send, launches: Vec::new(), fetch: None })?;
         for launch in &sequence.launches {
             let start = std::time::Instant::now();
-            self.run(&Sequence { send: empty, launches: vec![launch.clone()], fetch: None })?;
+            self.run(&Sequence { launches: vec![launch.clone()], fetch: None })?;
             times.push(1e9 * start.elapsed().as_secs_f64());
         }
-        self.run(&Sequence { send: empty, launches: Vec::new(), fetch: sequence.fetch })?;
+        self.run(&Sequence { launches: Vec::new(), fetch: sequence.fetch })?;
         Ok(times)
     }
 

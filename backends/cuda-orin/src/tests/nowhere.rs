@@ -28,6 +28,7 @@ impl Nowhere {
             cache: 4 << 20,
             driver: 12060,
             emulated: false,
+            serial: false,
         };
         Arc::new(Nowhere { facts, pieces: Mutex::default() })
     }
