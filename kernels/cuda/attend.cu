@@ -215,16 +215,25 @@ __device__ inline float* partial_of(const Attend& args, const Task& task, unsign
     return args.partials + (((size_t)task.row * args.query_heads + task.first_head + head) * args.chunks + chunk) * (dim + 2);
 }
 
+// Columns of the result that a thread has.
+#define OWN_COLUMNS (HEADS * MOST / THREADS)
+
 // The chunks' sums by their maxima. scores: what each of 64 chunks counts.
 __device__ inline void join(const Attend& args, const Task& task, Memory& memory, unsigned dim) {
     unsigned thread = threadIdx.x, warp = thread / 32, lane = thread % 32, columns = task.heads * dim;
-    float highest = LOWEST;
+    float highest = LOWEST, total = 0.0f;
     if (warp < task.heads) {
         for (unsigned c = lane; c < task.chunks; c += 32) highest = fmaxf(highest, __ldcg(partial_of(args, task, dim, warp, c) + dim));
         UNROLL
         for (int mask = 16; mask > 0; mask /= 2) highest = fmaxf(highest, shuffle_xor(highest, mask));
     }
-    float total = 0.0f;
+    const float* partials[OWN_COLUMNS];
+    float sums[OWN_COLUMNS] = {};
+    UNROLL
+    for (int i = 0; i < OWN_COLUMNS; i++) {
+        unsigned column = min(i * THREADS + thread, columns - 1);
+        partials[i] = partial_of(args, task, dim, column / dim, 0) + column % dim;
+    }
     for (unsigned start = 0; start < task.chunks; start += CHUNK) {
         unsigned count = min(task.chunks - start, (unsigned)CHUNK);
         __syncthreads();
@@ -237,14 +246,13 @@ __device__ inline void join(const Attend& args, const Task& task, Memory& memory
             }
         }
         __syncthreads();
-        UNROLL_BY(1)
-        for (unsigned column = thread; column < columns; column += THREADS) {
-            unsigned head = column / dim;
-            const float* partial = partial_of(args, task, dim, head, start) + column % dim;
-            float sum = start == 0 ? 0.0f : memory.sums[column];
-            UNROLL_BY(8)
-            for (unsigned c = 0; c < count; c++) sum = fmaf(__ldcg(partial + (size_t)c * (dim + 2)), memory.scores[head][c], sum);
-            memory.sums[column] = sum;
+        UNROLL_BY(4)
+        for (unsigned c = 0; c < count; c++) {
+            UNROLL
+            for (int i = 0; i < OWN_COLUMNS; i++) {
+                unsigned head = min(i * THREADS + thread, columns - 1) / dim;
+                sums[i] = fmaf(__ldcg(partials[i] + (size_t)(start + c) * (dim + 2)), memory.scores[head][c], sums[i]);
+            }
         }
     }
     if (warp < task.heads) {
@@ -252,6 +260,9 @@ __device__ inline void join(const Attend& args, const Task& task, Memory& memory
         for (int mask = 16; mask > 0; mask /= 2) total += shuffle_xor(total, mask);
         if (lane == 0) memory.total[warp] = total;
     }
+    UNROLL
+    for (int i = 0; i < OWN_COLUMNS; i++)
+        if (i * THREADS + thread < columns) memory.sums[i * THREADS + thread] = sums[i];
     __syncthreads();
     UNROLL_BY(1)
     for (unsigned column = thread; column < columns; column += THREADS) store_result(args, task, dim, column, __fdiv_rn(memory.sums[column], memory.total[column / dim]));

@@ -1,5 +1,5 @@
 // out = table[token], as floats.
-#include "weights.cuh"
+#include "units.cuh"
 
 __device__ inline float weight_at(const Embed& args, unsigned token, unsigned column) {
     if (FORMAT == 3) return ((const float*)args.codes)[(size_t)token * args.per + column];
@@ -8,14 +8,14 @@ __device__ inline float weight_at(const Embed& args, unsigned token, unsigned co
     unsigned place = place_of(column / UNIT, args.per), within = column % UNIT;
     unsigned step = place / SEGMENTS, lane = place % SEGMENTS;
     if (FORMAT == 0) {
-        size_t piece = ((size_t)token * ((args.per + 1) / 2) + step / 2) * SEGMENTS + lane;
-        unsigned byte = args.codes[piece * 16 + step % 2 * 8 + within / 16 * 4 + within % 4];
+        unsigned byte = row_codes(args.codes, token, (args.per + 1) / 2)[step / 2 * (TILE * STEP_BYTES) + lane * 16 + step % 2 * 8 + within / 16 * 4 + within % 4];
         return (float)((int)(byte >> (within % 16 / 4 * 2) & 3) - 1) * ((const float*)args.scales)[token];
     }
     size_t at = scale_at(token, slot_of(step, lane, args.per), args.slots);
     float scale = half_to_float(((const unsigned short*)args.scales)[at]);
-    if (FORMAT == 2) return scale * (float)((const signed char*)args.codes)[(size_t)token * args.per * 512 + code_byte(place, within)];
-    unsigned byte = args.codes[((size_t)token * args.per * SEGMENTS + place) * 16 + within / 8 * 4 + within % 4];
+    const unsigned char* piece = row_codes(args.codes, token, args.per) + step * (TILE * STEP_BYTES) + lane * 16;
+    if (FORMAT == 2) return scale * (float)(signed char)piece[within / 16 * (STEP_BYTES / 2) + within % 16];
+    unsigned byte = piece[within / 8 * 4 + within % 4];
     float code = (float)(byte >> (within % 8 / 4 * 4) & 15);
     if (ZERO == 0) return scale * (code - 8.0f);
     if (ZERO == 1) return scale * (code - (float)((const unsigned char*)args.zeros)[at]);

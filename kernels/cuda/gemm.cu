@@ -14,7 +14,7 @@
 #define DEPTH (FORMAT == 2 ? 2 : 4)
 #define STAGES 3
 #ifndef MIN_BLOCKS
-#define MIN_BLOCKS 3
+#define MIN_BLOCKS (ZERO == 0 ? 4 : 3)
 #endif
 #define UNIT_BYTES (FORMAT == 0 ? 8 : FORMAT == 1 ? 16 : 32)
 #define SCALED (!INTEGER)
@@ -33,58 +33,71 @@ struct Stage {
 #endif
 };
 
-// A unit: its step, and the bytes of the pieces of 16 before it in its row.
+// A unit: its step, and the bytes of the pieces of 16 before it in that step.
 struct Place {
     unsigned step, lane_bytes;
 };
-
-#define STEP_BYTES (SEGMENTS * 16)
 
 __device__ inline void go_on(Place& place, unsigned units, unsigned per) {
     place.step += units;
     while (place.step >= per) place.step -= per, place.lane_bytes += 16;
 }
 
-// What a thread brings to each stage: pieces of one row of weights and of one token; every second unit's of the one, every unit's of
-// the other. Offsets are from where the block's rows and tokens begin.
+// A stage's units of a token lie in one piece, and so do their spans.
+#define TOKEN_PIECES (DEPTH * 2)
+#define INPUT_TURNS (TILE_TOKENS * TOKEN_PIECES / THREADS)
+#define SPAN_TURNS (TILE_TOKENS * DEPTH / THREADS)
+
+// What a thread brings to each stage: every second unit of a row of weights; a piece of some tokens' inputs; a span of some tokens. Offsets
+// are from where the block's tokens begin.
 struct Loader {
-    unsigned weights, inputs, spans, half;
-    // Of the next stage's first unit, and of the one whose scales the thread brings.
+    const unsigned char* weights;
+    unsigned inputs[INPUT_TURNS], spans[SPAN_TURNS];
+    // Of the next weights, and the next scales.
     Place place, scales;
 };
 
 __device__ inline Loader loader(const Product& args) {
     Loader it;
-    unsigned thread = threadIdx.x, padded = (args.rows + TILE - 1) / TILE * TILE;
-    unsigned row = min(thread % TILE_ROWS, padded - 1 - blockIdx.x * TILE_ROWS);
-    unsigned token = min(thread % TILE_TOKENS, args.tokens - 1 - blockIdx.y * TILE_TOKENS);
-    it.half = thread / TILE_ROWS;
-    it.weights = row * (unsigned)row_bytes(args.per);
-    it.spans = token * args.per * SEGMENTS;
-    it.inputs = it.spans * UNIT + it.half * 16;
+    unsigned thread = threadIdx.x, padded = (args.rows + TILE - 1) / TILE * TILE, steps = (args.per + UNITS_PER_STEP - 1) / UNITS_PER_STEP;
+    it.weights = row_codes(args.codes, min(blockIdx.x * TILE_ROWS + thread % TILE_ROWS, padded - 1), steps);
+    unsigned last = args.tokens - 1 - blockIdx.y * TILE_TOKENS, places = args.per * SEGMENTS;
+    UNROLL
+    for (int i = 0; i < INPUT_TURNS; i++)
+        it.inputs[i] = min((i * THREADS + thread) / TOKEN_PIECES, last) * places * UNIT + thread % TOKEN_PIECES * 16;
+    UNROLL
+    for (int i = 0; i < SPAN_TURNS; i++) it.spans[i] = min((i * THREADS + thread) / DEPTH, last) * places + thread % DEPTH;
     it.place = it.scales = {0, 0};
+    go_on(it.place, thread / TILE_ROWS, args.per);
     go_on(it.scales, thread / (TILE_ROWS / TILE), args.per);
     return it;
 }
 
-__device__ inline void load_weights(const Product& args, const Loader& it, Stage& stage, int at) {
-    const unsigned char* block = args.codes + (size_t)blockIdx.x * TILE_ROWS * row_bytes(args.per);
+__device__ inline void load_weights(const Loader& it, Stage& stage, unsigned at) {
     unsigned char* to = stage.weights[at][threadIdx.x % TILE_ROWS];
+    unsigned step = it.place.step;
 #if FORMAT == 0
-    copy_async<8>(to, block + (it.weights + it.place.step / 2 * STEP_BYTES + it.place.step % 2 * 8 + it.place.lane_bytes));
-#elif FORMAT == 1
-    copy_async<16>(to, block + (it.weights + it.place.step * STEP_BYTES + it.place.lane_bytes));
+    copy_async<8>(to, it.weights + (step / 2 * (TILE * STEP_BYTES) + step % 2 * 8 + it.place.lane_bytes));
 #else
-    copy_async<16>(to, block + (it.weights + it.place.step * (2 * STEP_BYTES) + it.place.lane_bytes));
-    copy_async<16>(to + 16, block + (it.weights + it.place.step * (2 * STEP_BYTES) + it.place.lane_bytes + STEP_BYTES));
+    copy_async<16>(to, it.weights + (step * (TILE * STEP_BYTES) + it.place.lane_bytes));
+#if FORMAT == 2
+    copy_async<16>(to + 16, it.weights + (step * (TILE * STEP_BYTES) + it.place.lane_bytes + STEP_BYTES / 2));
+#endif
 #endif
 }
 
-__device__ inline void load_inputs(const Product& args, const Loader& it, Stage& stage, int at, unsigned first) {
-    size_t row = (size_t)blockIdx.y * TILE_TOKENS * args.per * SEGMENTS;
-    unsigned token = threadIdx.x % TILE_TOKENS;
-    copy_async<16>(stage.inputs[at][token] + it.half * 16, args.x_codes + row * UNIT + (it.inputs + (first + at) * UNIT));
-    if (it.half != at % 2) copy_async<8>(&stage.spans[at][token], args.x_spans + row + (it.spans + first + at));
+__device__ inline void load_inputs(const Product& args, const Loader& it, Stage& stage, unsigned first, unsigned units) {
+    size_t block = (size_t)blockIdx.y * TILE_TOKENS * args.per * SEGMENTS + first;
+    unsigned thread = threadIdx.x, piece = thread % TOKEN_PIECES, unit = thread % DEPTH;
+    if (first + piece / 2 < units) {
+        UNROLL
+        for (int i = 0; i < INPUT_TURNS; i++)
+            copy_async<16>(stage.inputs[piece / 2][(i * THREADS + thread) / TOKEN_PIECES] + piece % 2 * 16, args.x_codes + block * UNIT + it.inputs[i]);
+    }
+    if (first + unit < units) {
+        UNROLL
+        for (int i = 0; i < SPAN_TURNS; i++) copy_async<8>(&stage.spans[unit][(i * THREADS + thread) / DEPTH], args.x_spans + block + it.spans[i]);
+    }
 }
 
 __device__ inline void load_tile_of_scales(const Product& args, Stage& stage, unsigned tile, unsigned at, Place place) {
@@ -102,13 +115,12 @@ __device__ inline void load_tile_of_scales(const Product& args, Stage& stage, un
 
 // The stage that begins with unit first; empty past the last unit.
 __device__ inline void load_stage(const Product& args, Loader& it, Stage& stage, unsigned first, unsigned units) {
+    load_inputs(args, it, stage, first, units);
     UNROLL
-    for (int at = 0; at < DEPTH; at++) {
-        if (first + at < units) {
-            if (it.half == at % 2) load_weights(args, it, stage, at);
-            load_inputs(args, it, stage, at, first);
-        }
-        if (++it.place.step == args.per) it.place.step = 0, it.place.lane_bytes += 16;
+    for (unsigned i = 0; i < DEPTH; i += 2) {
+        unsigned at = i + threadIdx.x / TILE_ROWS;
+        if (first + at < units) load_weights(it, stage, at);
+        go_on(it.place, 2, args.per);
     }
     unsigned at = threadIdx.x / (TILE_ROWS / TILE);
     if (at < DEPTH && first + at < units) {

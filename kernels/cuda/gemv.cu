@@ -3,7 +3,6 @@
 //
 // NORM: the activations are the RMSNorm of x, made by every block for itself. EPILOGUE: 0 stores, 1 adds to out, 2: rows are gate | up and
 // gate(g) · u is stored, quantised. INTEGER: one scale for the row and one for the token, and so one sum of integers.
-#include "units.cuh"
 #include "norm.cuh"
 #include "gate.cuh"
 
@@ -31,107 +30,10 @@
 #define PER_OF(args) (PER ? PER : (args).per)
 #define NORM_UNITS (PER ? PER * SEGMENTS : 256)
 
+#include "pieces.cuh"
+
 static_assert(EPILOGUE != 2 || TILE_ROWS == 64, "the gated epilogue makes a unit of 32 outputs of 64 rows");
 static_assert(!NORM || TOKENS == 1, "a block normalises one row");
-
-// What is on its way for one step.
-struct Pieces {
-    Codes codes[ROWS];
-#if SCALED && GROUP
-    unsigned scales[WORDS];
-#if ZERO == 1
-    unsigned points[(ROWS + 3) / 4];
-#elif ZERO == 2
-    unsigned minima[WORDS];
-#endif
-#endif
-};
-
-// COUNT halves that lie beside each other, two to a word.
-template <int COUNT>
-__device__ inline void load_halves(const unsigned short* from, unsigned* words) {
-    if (COUNT == 1) words[0] = *from;
-    if (COUNT == 2) words[0] = *(const unsigned*)from;
-    if (COUNT == 4) {
-        uint2 v = *(const uint2*)from;
-        words[0] = v.x, words[1] = v.y;
-    }
-    if (COUNT == 8) {
-        uint4 v = *(const uint4*)from;
-        words[0] = v.x, words[1] = v.y, words[2] = v.z, words[3] = v.w;
-    }
-}
-
-// Where a lane group's rows are: r < NEIGHBOURS at first, the others at second.
-struct Rows {
-    unsigned first, second;
-};
-
-__device__ inline unsigned row_of(const Rows& rows, int r) { return r < NEIGHBOURS ? rows.first + r : rows.second + (r - NEIGHBOURS); }
-
-// A value of each of a group's rows from a plane of halves.
-__device__ inline void load_plane(const void* plane, const Rows& rows, unsigned slot, unsigned slots, unsigned (&words)[WORDS]) {
-    const unsigned short* halves = (const unsigned short*)plane;
-    load_halves<NEIGHBOURS>(halves + scale_at(rows.first, slot, slots), words);
-    if (NEIGHBOURS == ROWS) return;
-    const unsigned short* second = halves + scale_at(rows.second, slot, slots);
-    if (ROWS == 2)
-        words[0] |= (unsigned)*second << 16;
-    else
-        load_halves<NEIGHBOURS>(second, words + WORDS / 2);
-}
-
-__device__ inline float half_of(const unsigned* words, int r) { return half_to_float((unsigned short)(words[r / 2] >> (r % 2 * 16))); }
-
-#if ZERO == 1
-__device__ inline void load_points(const void* plane, const Rows& rows, unsigned slot, unsigned slots, unsigned (&words)[(ROWS + 3) / 4]) {
-    const unsigned char* points = (const unsigned char*)plane;
-    UNROLL
-    for (int r = 0; r < ROWS; r++) {
-        unsigned point = points[scale_at(row_of(rows, r), slot, slots)];
-        words[r / 4] = r % 4 == 0 ? point : words[r / 4] | point << (r % 4 * 8);
-    }
-}
-#endif
-
-__device__ inline void load_pieces(const Product& args, const Rows& rows, const unsigned char* const (&codes)[ROWS], unsigned step, unsigned lane, Pieces& pieces) {
-    UNROLL
-    for (int r = 0; r < ROWS; r++) pieces.codes[r] = load_codes(codes[r], step, lane);
-#if SCALED && GROUP
-    unsigned slot = slot_of(step, lane, PER_OF(args));
-    // Segments are longer than the row together: what is past its end has no scale.
-    if (GROUP > 1) slot = min(slot, args.slots - 1);
-    load_plane(args.scales, rows, slot, args.slots, pieces.scales);
-#if ZERO == 1
-    load_points(args.zeros, rows, slot, args.slots, pieces.points);
-#elif ZERO == 2
-    load_plane(args.zeros, rows, slot, args.slots, pieces.minima);
-#endif
-#endif
-}
-
-// Scales of whole rows.
-struct RowScales {
-#if GROUP == 0 && FORMAT != 0
-    unsigned scales[WORDS];
-#if ZERO == 1
-    unsigned points[(ROWS + 3) / 4];
-#elif ZERO == 2
-    unsigned minima[WORDS];
-#endif
-#endif
-};
-
-__device__ inline void load_row_scales(const Product& args, const Rows& rows, RowScales& all) {
-#if GROUP == 0 && FORMAT != 0
-    load_plane(args.scales, rows, 0, 1, all.scales);
-#if ZERO == 1
-    load_points(args.zeros, rows, 0, 1, all.points);
-#elif ZERO == 2
-    load_plane(args.zeros, rows, 0, 1, all.minima);
-#endif
-#endif
-}
 
 #if INTEGER
 typedef int Sum;
@@ -226,20 +128,6 @@ __device__ inline void store_gated(const Product& args, const float* values, uns
     quantize_lane(codes, args.out_spans + (size_t)token * args.out_per * SEGMENTS, unit, args.out_per, lane, v);
 }
 
-__device__ inline Rows rows_of_tile(const Product& args, unsigned tile, unsigned group) {
-    Rows rows;
-    if (EPILOGUE == 2) {
-        unsigned half = args.rows / 2, pair = tile * 32 + group * ROWS / 2;
-        // With one row to a group, neighbouring groups have gate and up.
-        rows.first = ROWS == 1 && group % 2 ? half + pair : pair;
-        rows.second = half + pair;
-    } else {
-        // Rows are padded to whole tiles of scales; what is past them reads the last ones once more.
-        rows.first = rows.second = min(tile * TILE_ROWS + group * ROWS, (args.rows + TILE - 1) / TILE * TILE - ROWS);
-    }
-    return rows;
-}
-
 KERNEL(gemv, Product, THREADS, MIN_BLOCKS) {
     SHARED(float, segments, [THREADS / 32][2 * OUTPUTS * 20]);
     SHARED(float, values, [EPILOGUE == 2 ? TOKENS * 64 : 1]);
@@ -249,12 +137,12 @@ KERNEL(gemv, Product, THREADS, MIN_BLOCKS) {
     unsigned thread = threadIdx.x, warp = thread / 32, lane = thread % SEGMENTS, group = thread / SEGMENTS;
     unsigned per = PER_OF(args), steps = (per + UNITS_PER_STEP - 1) / UNITS_PER_STEP;
     unsigned tiles = (args.rows + TILE_ROWS - 1) / TILE_ROWS, tile = blockIdx.x;
-    Pieces ring[DEPTH];
     RowScales whole;
-    const unsigned char* codes[ROWS];
     Rows rows = rows_of_tile(args, min(tile, tiles - 1), group);
+    Pieces ring[DEPTH];
+    const unsigned char* codes[ROWS];
     UNROLL
-    for (int r = 0; r < ROWS; r++) codes[r] = args.codes + row_of(rows, r) * row_bytes(per);
+    for (int r = 0; r < ROWS; r++) codes[r] = row_codes(args.codes, row_of(rows, r), steps);
     UNROLL
     for (int i = 0; i < DEPTH; i++)
         if (i < steps) load_pieces(args, rows, codes, i, lane, ring[i]);
@@ -298,7 +186,7 @@ KERNEL(gemv, Product, THREADS, MIN_BLOCKS) {
         if (next < tiles) {
             rows = rows_of_tile(args, next, group);
             UNROLL
-            for (int r = 0; r < ROWS; r++) codes[r] = args.codes + row_of(rows, r) * row_bytes(per);
+            for (int r = 0; r < ROWS; r++) codes[r] = row_codes(args.codes, row_of(rows, r), steps);
             UNROLL
             for (int i = 0; i < DEPTH; i++)
                 if (i < steps) load_pieces(args, rows, codes, i, lane, ring[i]);

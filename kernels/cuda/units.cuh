@@ -1,5 +1,5 @@
-// The weights of a product a step at a time: 16 lanes read 16 neighbouring pieces. A step has one unit of each lane's segment, or
-// two where codes have 2 bits. What a format has to say: `Codes`, `load_codes`, `Unpacked`, `unpack` and `dot`.
+// The weights of a product a step at a time: 16 lanes read 16 neighbouring pieces of a row, and the next rows' are behind them. A step has
+// one unit of each lane's segment, or two where codes have 2 bits. What a format has to say: `Codes`, `load_codes`, `Unpacked`, `unpack` and `dot`.
 #pragma once
 #include "weights.cuh"
 
@@ -27,15 +27,14 @@ __device__ inline Inputs load_inputs(const signed char* codes, const Span* spans
 #if FORMAT == 1
 
 #define UNITS_PER_STEP 1
+#define STEP_BYTES 256
 typedef uint4 Codes;
 
 struct Unpacked {
     unsigned low[4], high[4];
 };
 
-__device__ inline size_t row_bytes(unsigned per) { return (size_t)per * 256; }
-
-__device__ inline Codes load_codes(const unsigned char* row, unsigned step, unsigned lane) { return load_once(row + (step * SEGMENTS + lane) * 16); }
+__device__ inline Codes load_codes(const unsigned char* row, unsigned step, unsigned lane) { return load_once(row + step * (TILE * STEP_BYTES) + lane * 16); }
 
 // High nibbles stay where they are: their sum is 16 times as large, and shifted once.
 __device__ inline Unpacked unpack(Codes codes, int) {
@@ -62,17 +61,16 @@ __device__ inline int dot(const Unpacked& w, const Inputs& x, int start) {
 #elif FORMAT == 2
 
 #define UNITS_PER_STEP 1
+#define STEP_BYTES 512
 struct Codes {
     uint4 first, second;
 };
 typedef Codes Unpacked;
 
-__device__ inline size_t row_bytes(unsigned per) { return (size_t)per * 512; }
-
 __device__ inline Codes load_codes(const unsigned char* row, unsigned step, unsigned lane) {
     Codes codes;
-    codes.first = load_once(row + ((step * 2) * SEGMENTS + lane) * 16);
-    codes.second = load_once(row + ((step * 2 + 1) * SEGMENTS + lane) * 16);
+    codes.first = load_once(row + step * (TILE * STEP_BYTES) + lane * 16);
+    codes.second = load_once(row + step * (TILE * STEP_BYTES) + STEP_BYTES / 2 + lane * 16);
     return codes;
 }
 
@@ -89,6 +87,7 @@ __device__ inline int dot(const Unpacked& w, const Inputs& x, int start) {
 #elif FORMAT == 0
 
 #define UNITS_PER_STEP 2
+#define STEP_BYTES 256
 typedef uint4 Codes;
 
 // Two words of a unit; four columns are two bits of each byte.
@@ -96,9 +95,7 @@ struct Unpacked {
     unsigned words[2];
 };
 
-__device__ inline size_t row_bytes(unsigned per) { return (size_t)((per + 1) / 2) * 256; }
-
-__device__ inline Codes load_codes(const unsigned char* row, unsigned step, unsigned lane) { return load_once(row + (step * SEGMENTS + lane) * 16); }
+__device__ inline Codes load_codes(const unsigned char* row, unsigned step, unsigned lane) { return load_once(row + step * (TILE * STEP_BYTES) + lane * 16); }
 
 __device__ inline Unpacked unpack(const Codes& codes, int unit) {
     Unpacked w;
@@ -120,4 +117,14 @@ __device__ inline int dot(const Unpacked& w, const Inputs& x, int start) {
     return a + (b >> 2) + (c >> 4) + (d >> 6);
 }
 
+#else
+
+// Rows of floats have no steps.
+#define STEP_BYTES 0
+
 #endif
+
+// Where a row's codes begin: the eight rows of a tile have each step beside each other.
+__device__ inline const unsigned char* row_codes(const unsigned char* codes, unsigned row, unsigned steps) {
+    return codes + ((size_t)(row / TILE) * steps * TILE + row % TILE) * STEP_BYTES;
+}

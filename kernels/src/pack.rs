@@ -1,5 +1,6 @@
-//! Weights as the kernels read them: rows of units of 32 columns in 16 segments that 16 lanes walk side by side; scales and zeros in
-//! planes of their own, those of 8 rows beside each other; floats row by row.
+//! Weights as the kernels read them: rows of units of 32 columns in 16 segments that 16 lanes walk side by side, 8 rows a step
+//! after the other, so that blocks read long stretches of memory; scales and zeros in planes of their own, those of 8 rows beside
+//! each other; floats row by row.
 //!
 //! A lane sums the units of one segment in their order; so that neighbouring lanes' loads are neighbours, step `s` of all
 //! segments comes before step `s + 1`. Unit `u` of a row whose segments have `per` units is at step `u % per` of lane
@@ -115,13 +116,33 @@ fn row_bytes(format: Format, columns: usize) -> usize {
 }
 
 fn codes<'a>(matrix: &'a HostMatrix<'a>) -> Plane<'a> {
-    Plane::new(padded_rows(matrix), row_bytes(matrix.format(), matrix.columns()), |row, out| {
-        if row < matrix.rows() {
-            pack_row(matrix, row, out);
+    let (rows, bytes) = (matrix.rows(), row_bytes(matrix.format(), matrix.columns()));
+    if matrix.format().is_dense() {
+        return Plane::new(padded_rows(matrix), bytes, move |row, out| {
+            if row < rows {
+                pack_row(matrix, row, out);
+            }
+        });
+    }
+    Plane::new(padded_rows(matrix) / TILE, TILE * bytes, move |tile, out| {
+        let step = step_bytes(matrix.format());
+        let mut packed = vec![0; bytes];
+        for row in tile * TILE..((tile + 1) * TILE).min(rows) {
+            packed.fill(0);
+            pack_row(matrix, row, &mut packed);
+            for (at, packed) in packed.chunks(step).enumerate() {
+                out[(at * TILE + row % TILE) * step..][..step].copy_from_slice(packed);
+            }
         }
     })
 }
 
+/// Bytes of a row that 16 lanes read at a time.
+fn step_bytes(format: Format) -> usize {
+    if matches!(format, Format::Int8 { .. }) { LANES * UNIT } else { LANES * UNIT / 2 }
+}
+
+/// A row by itself, its steps in order.
 fn pack_row(matrix: &HostMatrix<'_>, row: usize, out: &mut [u8]) {
     let columns = matrix.columns();
     let per = segment(columns);
