@@ -216,7 +216,7 @@ __device__ inline float* partial_of(const Attend& args, const Task& task, unsign
 }
 
 // Columns of the result that a thread has.
-#define OWN_COLUMNS (HEADS * MOST / THREADS)
+#define OWN_COLUMNS ((HEADS * MOST + THREADS - 1) / THREADS)
 
 // The chunks' sums by their maxima. scores: what each of 64 chunks counts.
 __device__ inline void join(const Attend& args, const Task& task, Memory& memory, unsigned dim) {

@@ -15,7 +15,7 @@ pub struct Cache {
     pub(crate) layers: Vec<Layer>,
 }
 
-/// One layer: `[sequence][head][position][dim]`, each vector padded to 16 bytes.
+/// One layer: `[sequence][head][position][dim]`, each vector padded to 8 columns.
 #[derive(Debug)]
 pub(crate) struct Layer {
     pub(crate) keys: Piece,
@@ -63,9 +63,9 @@ impl Cache {
 /// Bytes of a vector in memory, its scale left out.
 fn vector_bytes(dim: usize, format: KvFormat) -> u64 {
     let bytes = match format {
-        KvFormat::F32 => 4 * dim,
-        KvFormat::F16 => 2 * dim,
-        KvFormat::Int8 => dim,
+        KvFormat::F32 => 4,
+        KvFormat::F16 => 2,
+        KvFormat::Int8 => 1,
     };
-    bytes.next_multiple_of(16) as u64
+    bytes * dim.next_multiple_of(8) as u64
 }
