@@ -114,9 +114,8 @@ __device__ inline void score_chunk(const Attend& args, const Task& task, Memory&
         unsigned piece = i * QUARTERS + quarter;
         if (piece < pieces) {
             float k[8] = {};
-            if (at < task.known) {
-                widen(ahead.keys[i], k);
-            } else if (at < task.count) {
+            if (at < task.known) widen(ahead.keys[i], k);
+            if (ROPE && at >= task.known && at < task.count) {
                 UNROLL
                 for (int c = 0; c < 8; c++) k[c] = as_stored(memory.key[piece * 8 + c], own);
             }
@@ -169,7 +168,7 @@ __device__ inline void weigh(const Task& task, Memory& memory, Scale own) {
 
 __device__ inline float2 value_at(const Task& task, const Memory& memory, const Share& share, unsigned position, unsigned dim, const Ahead& ahead, int i, Scale own) {
     if (share.pair * 2 >= dim || position >= task.count) return make_float2(0.0f, 0.0f);
-    if (position >= task.known) return make_float2(as_stored(memory.value[share.pair * 2], own), as_stored(memory.value[share.pair * 2 + 1], own));
+    if (ROPE && position >= task.known) return make_float2(as_stored(memory.value[share.pair * 2], own), as_stored(memory.value[share.pair * 2 + 1], own));
     return widen(i < AHEAD ? ahead.values[i % AHEAD] : load_pair(task.values + position * vector_bytes(dim), share.pair));
 }
 
@@ -218,40 +217,59 @@ __device__ inline float* partial_of(const Attend& args, const Task& task, unsign
 // Columns of the result that a thread has.
 #define OWN_COLUMNS ((HEADS * MOST + THREADS - 1) / THREADS)
 
+// Chunks whose sums a thread holds before it knows what they count.
+#define JOINED (MOST > 128 ? 2 : MOST > 64 && !ROPE ? 4 : 8)
+
+__device__ inline void load_joined(const float* const (&partials)[OWN_COLUMNS], unsigned first, unsigned chunks, unsigned pitch, float (&sums)[JOINED][OWN_COLUMNS]) {
+    UNROLL
+    for (int c = 0; c < JOINED; c++) {
+        UNROLL
+        for (int i = 0; i < OWN_COLUMNS; i++) sums[c][i] = first + c < chunks ? __ldcg(partials[i] + (size_t)(first + c) * pitch) : 0.0f;
+    }
+}
+
 // The chunks' sums by their maxima. scores: what each of 64 chunks counts.
 __device__ inline void join(const Attend& args, const Task& task, Memory& memory, unsigned dim) {
     unsigned thread = threadIdx.x, warp = thread / 32, lane = thread % 32, columns = task.heads * dim;
+    const float* partials[OWN_COLUMNS];
+    float sums[OWN_COLUMNS] = {}, next[JOINED][OWN_COLUMNS];
+    UNROLL
+    for (int i = 0; i < OWN_COLUMNS; i++) {
+        unsigned column = min(i * THREADS + thread, columns - 1);
+        partials[i] = partial_of(args, task, dim, column / dim, 0) + column % dim;
+    }
+    load_joined(partials, 0, task.chunks, dim + 2, next);
     float highest = LOWEST, total = 0.0f;
     if (warp < task.heads) {
         for (unsigned c = lane; c < task.chunks; c += 32) highest = fmaxf(highest, __ldcg(partial_of(args, task, dim, warp, c) + dim));
         UNROLL
         for (int mask = 16; mask > 0; mask /= 2) highest = fmaxf(highest, shuffle_xor(highest, mask));
     }
-    const float* partials[OWN_COLUMNS];
-    float sums[OWN_COLUMNS] = {};
-    UNROLL
-    for (int i = 0; i < OWN_COLUMNS; i++) {
-        unsigned column = min(i * THREADS + thread, columns - 1);
-        partials[i] = partial_of(args, task, dim, column / dim, 0) + column % dim;
-    }
     for (unsigned start = 0; start < task.chunks; start += CHUNK) {
         unsigned count = min(task.chunks - start, (unsigned)CHUNK);
         __syncthreads();
         if (warp < task.heads) {
-            for (unsigned c = lane; c < count; c += 32) {
-                const float* partial = partial_of(args, task, dim, warp, start + c) + dim;
-                float factor = expf(__ldcg(partial) - highest);
+            for (unsigned c = lane; c < CHUNK; c += 32) {
+                const float* partial = partial_of(args, task, dim, warp, start + min(c, count - 1)) + dim;
+                float factor = c < count ? expf(__ldcg(partial) - highest) : 0.0f;
                 memory.scores[warp][c] = factor;
-                total += __ldcg(partial + 1) * factor;
+                if (c < count) total += __ldcg(partial + 1) * factor;
             }
         }
         __syncthreads();
-        UNROLL_BY(4)
-        for (unsigned c = 0; c < count; c++) {
+        UNROLL_BY(1)
+        for (unsigned first = 0; first < count; first += JOINED) {
+            float now[JOINED][OWN_COLUMNS];
             UNROLL
-            for (int i = 0; i < OWN_COLUMNS; i++) {
-                unsigned head = min(i * THREADS + thread, columns - 1) / dim;
-                sums[i] = fmaf(__ldcg(partials[i] + (size_t)(start + c) * (dim + 2)), memory.scores[head][c], sums[i]);
+            for (int c = 0; c < JOINED; c++) {
+                UNROLL
+                for (int i = 0; i < OWN_COLUMNS; i++) now[c][i] = next[c][i];
+            }
+            load_joined(partials, start + first + JOINED, task.chunks, dim + 2, next);
+            UNROLL
+            for (int c = 0; c < JOINED; c++) {
+                UNROLL
+                for (int i = 0; i < OWN_COLUMNS; i++) sums[i] = fmaf(now[c][i], memory.scores[min(i * THREADS + thread, columns - 1) / dim][first + c], sums[i]);
             }
         }
     }
@@ -336,11 +354,14 @@ KERNEL(attend, Attend, THREADS, (ROPE || MOST > 128 || CACHE == 0 ? 2 : 3)) {
         partial[dim] = memory.highest[thread];
         partial[dim + 1] = memory.total[thread];
     }
-    __threadfence();
     __syncthreads();
-    if (thread == 0) memory.arrived = atomicInc(args.counters + (size_t)task.row * args.kv_heads * batches + blockIdx.y, task.chunks - 1);
+    if (thread == 0) {
+        // What the block has written is seen by whom sees the count.
+        __threadfence();
+        memory.arrived = atomicInc(args.counters + (size_t)task.row * args.kv_heads * batches + blockIdx.y, task.chunks - 1);
+        __threadfence();
+    }
     __syncthreads();
     if (memory.arrived != task.chunks - 1) return;
-    __threadfence();
     join(args, task, memory, dim);
 }

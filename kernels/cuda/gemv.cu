@@ -15,7 +15,7 @@
 #define MOST_DEPTH 8
 #endif
 #ifndef PIECES
-#define PIECES (TOKENS > 2 ? 4 : TOKENS > 1 || ZERO == 1 || NORM || ROWS >= 4 ? 12 : 16)
+#define PIECES (TOKENS > 2 ? 4 : TOKENS > 1 || ZERO == 1 || ROWS >= 4 || EPILOGUE == 2 ? 12 : NORM ? 14 : 16)
 #endif
 #define DEPTH (PIECES < STEP_PIECES ? 1 : PIECES / STEP_PIECES > MOST_DEPTH ? MOST_DEPTH : PIECES / STEP_PIECES)
 // 128 registers for a thread, or all of them where a lane group has many sums.
