@@ -3,13 +3,15 @@
 //
 // ROPE: the row is the step's only one; queries and the key are rotated here, and the key and value stored. Older keys and values are then
 // on their way before the kernel that makes the query has ended. QUANTIZE: out for the product that follows; dim % 32 = 0. DIM: the columns
-// of a head, if the kernel is made for them.
+// of a head, if the kernel is made for them; QUERIES: the query heads that share a key/value head, up to 8, likewise.
 #include "cache.cuh"
 #include "rotate.cuh"
 
 #define THREADS 256
 #define CHUNK 64
-#define HEADS 8
+// Query heads of a block: QUERIES, if the kernel is made for so many, or up to 8.
+#define HEADS (QUERIES ? QUERIES : 8)
+#define HEADS_OF(task) (QUERIES ? QUERIES : (task).heads)
 // Threads that share a position's key, each with every fourth piece of 8 columns.
 #define QUARTERS (THREADS / CHUNK)
 #define DIM_OF(args) (DIM ? DIM : (args).dim)
@@ -83,7 +85,7 @@ __device__ inline void load_query(const Attend& args, const Task& task, Memory& 
     const float* row = args.qkv + (size_t)task.row * (args.query_heads + 2 * args.kv_heads) * dim;
     const float* q = row + task.first_head * dim;
     if (!ROPE) {
-        for (unsigned i = threadIdx.x; i < task.heads * padded; i += THREADS) {
+        for (unsigned i = threadIdx.x; i < HEADS_OF(task) * padded; i += THREADS) {
             unsigned head = i / padded, column = i % padded;
             memory.query[head][column] = column < dim ? q[head * dim + column] : 0.0f;
         }
@@ -92,10 +94,10 @@ __device__ inline void load_query(const Attend& args, const Task& task, Memory& 
     const float* angles = args.table + (size_t)task.position * dim;
     const float* key = row + (args.query_heads + task.kv_head) * dim;
     // The heads of the queries, then the key.
-    for (unsigned i = threadIdx.x; i < (task.heads + 1) * half; i += THREADS) {
+    for (unsigned i = threadIdx.x; i < (HEADS_OF(task) + 1) * half; i += THREADS) {
         unsigned head = i / half, column = i % half;
-        float* to = head < task.heads ? memory.query[head] : memory.key;
-        float2 v = rotated(head < task.heads ? q + head * dim : key, angles, column, dim);
+        float* to = head < HEADS_OF(task) ? memory.query[head] : memory.key;
+        float2 v = rotated(head < HEADS_OF(task) ? q + head * dim : key, angles, column, dim);
         to[column] = v.x;
         to[column + half] = v.y;
     }
@@ -121,7 +123,7 @@ __device__ inline void score_chunk(const Attend& args, const Task& task, Memory&
             }
             UNROLL
             for (int h = 0; h < HEADS; h++) {
-                if (h < task.heads) {
+                if (h < HEADS_OF(task)) {
                     float4 a = *(const float4*)&memory.query[h][piece * 8], b = *(const float4*)&memory.query[h][piece * 8 + 4];
                     sums[h] = fmaf(a.x, k[0], sums[h]);
                     sums[h] = fmaf(a.y, k[1], sums[h]);
@@ -140,14 +142,14 @@ __device__ inline void score_chunk(const Attend& args, const Task& task, Memory&
     for (int h = 0; h < HEADS; h++) {
         sums[h] += shuffle_xor(sums[h], 1);
         sums[h] += shuffle_xor(sums[h], 2);
-        if (quarter == 0 && h < task.heads) memory.scores[h][at] = sums[h] * scale;
+        if (quarter == 0 && h < HEADS_OF(task)) memory.scores[h][at] = sums[h] * scale;
     }
 }
 
 // Scores to weights; a warp has a head.
 __device__ inline void weigh(const Task& task, Memory& memory, Scale own) {
     unsigned head = threadIdx.x / 32, lane = threadIdx.x % 32;
-    if (head >= task.heads) return;
+    if (head >= HEADS_OF(task)) return;
     bool first = lane < task.count, second = lane + 32 < task.count;
     float a = first ? memory.scores[head][lane] : LOWEST, b = second ? memory.scores[head][lane + 32] : LOWEST;
     float highest = fmaxf(a, b);
@@ -184,7 +186,7 @@ __device__ inline void sum_values(const Task& task, Memory& memory, const Share&
             for (int j = 0; j < 4; j++) v[j] = value_at(task, memory, share, first + i + j, dim, ahead, i + j, own);
             UNROLL
             for (int h = 0; h < HEADS; h++) {
-                if (h < task.heads) {
+                if (h < HEADS_OF(task)) {
                     float4 w = *(const float4*)&memory.scores[h][first + i];
                     sums[h].x = fmaf(w.x, v[0].x, sums[h].x), sums[h].y = fmaf(w.x, v[0].y, sums[h].y);
                     sums[h].x = fmaf(w.y, v[1].x, sums[h].x), sums[h].y = fmaf(w.y, v[1].y, sums[h].y);
@@ -197,7 +199,7 @@ __device__ inline void sum_values(const Task& task, Memory& memory, const Share&
     if (share.pair * 2 >= dim) return;
     UNROLL
     for (int h = 0; h < HEADS; h++)
-        if (h < task.heads) *(float2*)&memory.sums[(share.group * task.heads + h) * dim + share.pair * 2] = sums[h];
+        if (h < HEADS_OF(task)) *(float2*)&memory.sums[(share.group * HEADS_OF(task) + h) * dim + share.pair * 2] = sums[h];
 }
 
 // The result's columns of the task's heads; whole warps come here.
@@ -217,8 +219,8 @@ __device__ inline float* partial_of(const Attend& args, const Task& task, unsign
 // Columns of the result that a thread has.
 #define OWN_COLUMNS ((HEADS * MOST + THREADS - 1) / THREADS)
 
-// Chunks whose sums a thread holds before it knows what they count.
-#define JOINED (MOST > 128 ? 2 : MOST > 64 && !ROPE ? 4 : 8)
+// Chunks whose sums a thread holds before it knows what they count; a divisor of CHUNK.
+#define JOINED (MOST > 128 ? 2 : MOST > 64 ? 4 : 8)
 
 __device__ inline void load_joined(const float* const (&partials)[OWN_COLUMNS], unsigned first, unsigned chunks, unsigned pitch, float (&sums)[JOINED][OWN_COLUMNS]) {
     UNROLL
@@ -230,7 +232,7 @@ __device__ inline void load_joined(const float* const (&partials)[OWN_COLUMNS], 
 
 // The chunks' sums by their maxima. scores: what each of 64 chunks counts.
 __device__ inline void join(const Attend& args, const Task& task, Memory& memory, unsigned dim) {
-    unsigned thread = threadIdx.x, warp = thread / 32, lane = thread % 32, columns = task.heads * dim;
+    unsigned thread = threadIdx.x, warp = thread / 32, lane = thread % 32, columns = HEADS_OF(task) * dim;
     const float* partials[OWN_COLUMNS];
     float sums[OWN_COLUMNS] = {}, next[JOINED][OWN_COLUMNS];
     UNROLL
@@ -240,7 +242,7 @@ __device__ inline void join(const Attend& args, const Task& task, Memory& memory
     }
     load_joined(partials, 0, task.chunks, dim + 2, next);
     float highest = LOWEST, total = 0.0f;
-    if (warp < task.heads) {
+    if (warp < HEADS_OF(task)) {
         for (unsigned c = lane; c < task.chunks; c += 32) highest = fmaxf(highest, __ldcg(partial_of(args, task, dim, warp, c) + dim));
         UNROLL
         for (int mask = 16; mask > 0; mask /= 2) highest = fmaxf(highest, shuffle_xor(highest, mask));
@@ -248,7 +250,7 @@ __device__ inline void join(const Attend& args, const Task& task, Memory& memory
     for (unsigned start = 0; start < task.chunks; start += CHUNK) {
         unsigned count = min(task.chunks - start, (unsigned)CHUNK);
         __syncthreads();
-        if (warp < task.heads) {
+        if (warp < HEADS_OF(task)) {
             for (unsigned c = lane; c < CHUNK; c += 32) {
                 const float* partial = partial_of(args, task, dim, warp, start + min(c, count - 1)) + dim;
                 float factor = c < count ? expf(__ldcg(partial) - highest) : 0.0f;
@@ -273,7 +275,7 @@ __device__ inline void join(const Attend& args, const Task& task, Memory& memory
             }
         }
     }
-    if (warp < task.heads) {
+    if (warp < HEADS_OF(task)) {
         UNROLL
         for (int mask = 16; mask > 0; mask /= 2) total += shuffle_xor(total, mask);
         if (lane == 0) memory.total[warp] = total;
@@ -303,7 +305,7 @@ KERNEL(attend, Attend, THREADS, (ROPE || MOST > 128 || CACHE == 0 ? 2 : 3)) {
     if (task.chunk >= task.chunks) return;
     task.kv_head = blockIdx.y / batches;
     unsigned skipped = blockIdx.y % batches * HEADS;
-    task.heads = min(group - skipped, (unsigned)HEADS);
+    task.heads = QUERIES ? QUERIES : min(group - skipped, (unsigned)HEADS);
     task.first_head = task.kv_head * group + skipped;
     size_t vectors = vector_at(step.sequence, task.kv_head, args.kv_heads, 0, args.context), at = vectors + task.chunk * CHUNK;
     task.keys = args.keys + at * vector_bytes(dim);
@@ -337,7 +339,7 @@ KERNEL(attend, Attend, THREADS, (ROPE || MOST > 128 || CACHE == 0 ? 2 : 3)) {
     __syncthreads();
     sum_values(task, memory, share, dim, ahead, value_scale);
     __syncthreads();
-    unsigned columns = task.heads * dim;
+    unsigned columns = HEADS_OF(task) * dim;
     UNROLL_BY(1)
     for (unsigned column = thread; column < columns; column += THREADS) {
         float sum = memory.sums[column];
@@ -349,7 +351,7 @@ KERNEL(attend, Attend, THREADS, (ROPE || MOST > 128 || CACHE == 0 ? 2 : 3)) {
             partial_of(args, task, dim, head, task.chunk)[column % dim] = sum;
     }
     if (task.chunks == 1) return;
-    if (thread < task.heads) {
+    if (thread < HEADS_OF(task)) {
         float* partial = partial_of(args, task, dim, thread, task.chunk);
         partial[dim] = memory.highest[thread];
         partial[dim + 1] = memory.total[thread];

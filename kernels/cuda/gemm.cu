@@ -19,6 +19,9 @@
 #define UNIT_BYTES (FORMAT == 0 ? 8 : FORMAT == 1 ? 16 : 32)
 #define SCALED (!INTEGER)
 
+// A lane has four neighbouring rows of a warp's 32, the i-th of them in the fragments' i-th quarter; so do rows of weights lie.
+__device__ inline unsigned row_place(unsigned row) { return row / 32 * 32 + row % 4 * 8 + row % 32 / 4; }
+
 struct Stage {
     ALIGNED(16) unsigned char weights[DEPTH][TILE_ROWS][UNIT_BYTES];
     ALIGNED(16) signed char inputs[DEPTH][TILE_TOKENS][UNIT];
@@ -74,7 +77,7 @@ __device__ inline Loader loader(const Product& args) {
 }
 
 __device__ inline void load_weights(const Loader& it, Stage& stage, unsigned at) {
-    unsigned char* to = stage.weights[at][threadIdx.x % TILE_ROWS];
+    unsigned char* to = stage.weights[at][row_place(threadIdx.x % TILE_ROWS)];
     unsigned step = it.place.step;
 #if FORMAT == 0
     copy_async<8>(to, it.weights + (step / 2 * (TILE * STEP_BYTES) + step % 2 * 8 + it.place.lane_bytes));
@@ -152,11 +155,11 @@ __device__ inline Parts parts_of(const Stage& stage, unsigned row, unsigned toke
     parts.inputs = stage.inputs[0][token + g] + q * 8;
     parts.spans = &stage.spans[0][token + q * 2];
 #if SCALED
-    parts.scales = &stage.scales[0][row + g];
+    parts.scales = &stage.scales[0][row + g * 4];
 #if ZERO == 1
-    parts.points = &stage.points[0][row + g];
+    parts.points = &stage.points[0][row + g * 4];
 #elif ZERO == 2
-    parts.minima = &stage.minima[0][row + g];
+    parts.minima = &stage.minima[0][row + g * 4];
 #endif
 #endif
     return parts;
@@ -223,17 +226,22 @@ __device__ inline void add_unit(const Parts& parts, int at, unsigned q, Sums& su
 #elif ZERO == 2
     float minima[2][2];
 #endif
+    uint2 halves = *(const uint2*)(parts.scales + at * TILE_ROWS);
+#if ZERO == 1
+    unsigned bytes = *(const unsigned*)(parts.points + at * TILE_ROWS);
+#elif ZERO == 2
+    uint2 more = *(const uint2*)(parts.minima + at * TILE_ROWS);
+#endif
     UNROLL
     for (int m = 0; m < 2; m++) {
         load_fragment(parts, at, m, q, a[m]);
         UNROLL
         for (int i = 0; i < 2; i++) {
-            int row = at * TILE_ROWS + m * 16 + i * 8;
-            scales[m][i] = half_to_float(parts.scales[row]);
+            scales[m][i] = half_to_float((unsigned short)((m == 0 ? halves.x : halves.y) >> (i * 16)));
 #if ZERO == 1
-            points[m][i] = parts.points[row];
+            points[m][i] = (int)(bytes >> ((m * 2 + i) * 8) & 255);
 #elif ZERO == 2
-            minima[m][i] = half_to_float(parts.minima[row]);
+            minima[m][i] = half_to_float((unsigned short)((m == 0 ? more.x : more.y) >> (i * 16)));
 #endif
         }
     }
@@ -284,6 +292,25 @@ __device__ inline float product_of(const Product& args, const Sums& sums, int m,
 #endif
 }
 
+// Four rows of a token.
+__device__ inline void store_rows(const Product& args, const Sums& sums, int n, int i, unsigned row, unsigned token) {
+    float values[4];
+    float* out = args.out + (size_t)token * args.out_pitch + row;
+    UNROLL
+    for (int j = 0; j < 4; j++) {
+        values[j] = row + j < args.rows ? product_of(args, sums, j / 2, n, j % 2 * 2 + i, row + j, token) : 0.0f;
+        if (args.bias && row + j < args.rows) values[j] += args.bias[row + j];
+        if (EPILOGUE == 1 && row + j < args.rows) values[j] = out[j] + values[j];
+    }
+    if (row + 4 <= args.rows && args.out_pitch % 4 == 0) {
+        *(float4*)out = make_float4(values[0], values[1], values[2], values[3]);
+        return;
+    }
+    UNROLL
+    for (int j = 0; j < 4; j++)
+        if (row + j < args.rows) out[j] = values[j];
+}
+
 KERNEL(gemm, Product, THREADS, MIN_BLOCKS) {
     SHARED(Stage, stages, [STAGES]);
     unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32, units = (args.columns + UNIT - 1) / UNIT;
@@ -323,21 +350,13 @@ KERNEL(gemm, Product, THREADS, MIN_BLOCKS) {
         free = now;
         now = now + 1 == STAGES ? 0 : now + 1;
     }
-    unsigned g = lane / 4, q = lane % 4;
+    unsigned first_row = blockIdx.x * TILE_ROWS + row + lane / 4 * 4, first_token = blockIdx.y * TILE_TOKENS + token + lane % 4 * 2;
     UNROLL
-    for (int m = 0; m < 2; m++) {
+    for (int n = 0; n < 4; n++) {
         UNROLL
-        for (int n = 0; n < 4; n++) {
-            UNROLL
-            for (int i = 0; i < 4; i++) {
-                unsigned r = blockIdx.x * TILE_ROWS + row + m * 16 + g + i / 2 * 8, t = blockIdx.y * TILE_TOKENS + token + n * 8 + q * 2 + i % 2;
-                if (r < args.rows && t < args.tokens) {
-                    float value = product_of(args, sums, m, n, i, r, t);
-                    if (args.bias) value += args.bias[r];
-                    float* out = args.out + (size_t)t * args.out_pitch + r;
-                    *out = EPILOGUE == 1 ? *out + value : value;
-                }
-            }
+        for (int i = 0; i < 2; i++) {
+            unsigned t = first_token + n * 8 + i;
+            if (t < args.tokens) store_rows(args, sums, n, i, first_row, t);
         }
     }
 }

@@ -62,7 +62,7 @@ fn kernels() -> Vec<(String, Kernel)> {
     for cache in [KvFormat::F32, KvFormat::F16, KvFormat::Int8] {
         for rope in [false, true] {
             let name = format!("attend {cache:?}{}", if rope { " rope" } else { "" });
-            all.push((name, Kernel::attend(rope, cache, Quantize::Block, Some(128), overlap)));
+            all.push((name, Kernel::attend(rope, cache, Quantize::Block, Some((128, 7)), overlap)));
         }
         all.push((format!("rope_store_kv {cache:?}"), Kernel::rope_store_kv(true, true, cache, overlap)));
     }

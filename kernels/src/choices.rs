@@ -198,11 +198,14 @@ impl Kernel {
         Kernel::new("rope_store_kv", [flags[0], flags[1], cache_constant(cache), overlap_constant(overlap)])
     }
 
-    /// Attention; `rope`: of a step of one row, with what `rope_store_kv` does; not quantised by token. `dim`: the columns
-    /// of a head, where the kernel is to be made for them.
-    pub fn attend(rope: bool, cache: KvFormat, quantize: Quantize, dim: Option<u32>, overlap: bool) -> Kernel {
-        let (rope, dim) = (("ROPE", u32::from(rope)), ("DIM", dim.unwrap_or(0)));
-        let defines = [rope, cache_constant(cache), quantize_constant(quantize), dim, overlap_constant(overlap)];
+    /// Attention; `rope`: of a step of one row, with what `rope_store_kv` does; not quantised by token. `heads`: the columns
+    /// of a head and the query heads that share a key/value head, where the kernel is to be made for them.
+    pub fn attend(rope: bool, cache: KvFormat, quantize: Quantize, heads: Option<(u32, u32)>, overlap: bool) -> Kernel {
+        let (dim, group) = heads.unwrap_or((0, 0));
+        // A block has no more than eight of them.
+        let queries = if group <= 8 { group } else { 0 };
+        let mut defines = vec![("ROPE", u32::from(rope)), cache_constant(cache), quantize_constant(quantize)];
+        defines.extend([("DIM", dim), ("QUERIES", queries), overlap_constant(overlap)]);
         Kernel::new("attend", defines)
     }
 

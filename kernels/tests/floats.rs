@@ -105,7 +105,9 @@ fn norms_are_near_the_oracle_and_their_codes_are_those_of_their_floats() {
 fn rows_of_tables_are_those_of_the_oracle() {
     let mut random = Random(22);
     let dense = DENSE.map(|format| (format, Activation::Float));
-    for (format, activation) in quantised().into_iter().chain(dense) {
+    // Their layout is the same for every activation.
+    let coded = quantised().into_iter().filter(|&(format, activation)| activation == format.activation());
+    for (format, activation) in coded.chain(dense) {
         let (count, columns) = (10, 334);
         let table = random_matrix(&mut random, format, activation, count, columns);
         let [codes, scales, zero] = send(&table);

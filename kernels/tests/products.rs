@@ -110,11 +110,10 @@ fn check(random: &mut Random, format: Format, activation: Activation, rows: usiz
 }
 
 #[test]
-fn every_format_gives_the_same_bits_for_one_token_for_eight_and_for_many() {
+fn every_format_gives_the_same_bits_for_few_tokens_and_for_many() {
     let mut random = Random(1);
     for (at, (format, activation)) in quantised().into_iter().enumerate() {
-        let rows = [4, 2, 1, 8][at % 4];
-        let kernels = [gemv(format, activation, rows, 1), gemv(format, activation, 2, 8)];
+        let kernels = [gemv(format, activation, [4, 2, 1, 8][at % 4], [1, 8][at % 2])];
         for (rows, columns) in [(41, 334), (5, 31), (133, 1040)] {
             check(&mut random, format, activation, rows, columns, &kernels);
         }
@@ -126,7 +125,8 @@ fn every_number_of_rows_and_tokens_gives_the_same_bits() {
     let format = Format::Int4 { group: Group::G32, zero: ZeroKind::Symmetric };
     let mut kernels = Vec::new();
     for rows in [1, 2, 4, 8] {
-        for tokens in [1, 2, 4, 8] {
+        for tokens in if rows == 2 { &[1, 2, 4, 8][..] } else { &[1, 2] } {
+            let &tokens = tokens;
             kernels.push(gemv(format, Activation::Block, rows, tokens));
         }
     }

@@ -315,10 +315,11 @@ impl Course<'_> {
         let ([partials, counters], invalidates) = reserved;
         self.plan.invalidates |= invalidates;
         let [keys, values, key_scales, value_scales] = cache.addresses(layer);
-        let dim = (heads.dim >= WORTH_A_HEAD && !self.planner.driver.facts().emulated).then_some(heads.dim as u32);
+        let worth_it = heads.dim >= WORTH_A_HEAD && !self.planner.driver.facts().emulated;
+        let made_for = worth_it.then_some((heads.dim as u32, heads.group() as u32));
         let many = self.is_many();
         let kernel = |overlap| {
-            let kernel = Kernel::attend(rope.is_some(), cache.format, codes.quantize, dim, overlap);
+            let kernel = Kernel::attend(rope.is_some(), cache.format, codes.quantize, made_for, overlap);
             in_order(kernel, codes.quantize, many)
         };
         for first in (0..self.rows).step_by(part) {
