@@ -51,7 +51,10 @@ fn kernels() -> Vec<(String, Kernel)> {
     }
     let plain = gemv(default, Activation::Block, 2, 1);
     all.push(("gemv norm".into(), Gemv { norm: true, threads: 256, ..plain }.kernel(overlap)));
-    all.push(("gemv long rows add".into(), Gemv { epilogue: Epilogue::Add, per: Some(37), rows: 1, ..plain }.kernel(overlap)));
+    all.push((
+        "gemv long rows add".into(),
+        Gemv { epilogue: Epilogue::Add, per: Some(37), rows: 1, ..plain }.kernel(overlap),
+    ));
     all.push(("gemv any width".into(), Gemv { per: None, ..plain }.kernel(overlap)));
     for tokens in [2, 4] {
         all.push((format!("gemv {tokens} tokens"), Gemv { tokens, ..plain }.kernel(overlap)));
@@ -87,7 +90,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let compiler = Compiler::open(Cache::at(folder.join("cache")))?;
     println!("{}", compiler.name());
     let kernels = kernels();
-    let left: Vec<_> = ARCHITECTURES.iter().flat_map(|&arch| kernels.iter().map(move |kernel| (arch, kernel))).collect();
+    let left: Vec<_> =
+        ARCHITECTURES.iter().flat_map(|&arch| kernels.iter().map(move |kernel| (arch, kernel))).collect();
     let (left, faults) = (Mutex::new(left), Mutex::new(Vec::new()));
     let work = || {
         // The lock is given back before the work begins.

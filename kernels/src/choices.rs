@@ -27,7 +27,6 @@ pub enum Quantize {
     Block,
 }
 
-
 impl Quantize {
     /// What a product with these activations needs.
     pub fn from_activation(activation: Activation) -> Quantize {

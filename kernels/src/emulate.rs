@@ -43,7 +43,8 @@ impl Emulator {
     pub fn open() -> Result<Emulator> {
         let folder = std::env::temp_dir().join(format!("trine-emulation-{}", user()));
         let compiler = std::env::var("CXX").unwrap_or_else(|_| "c++".into());
-        let header = format!("{}-{}", HEADER.len(), crate::kernel::digest(&[HEADER, MEMORY, &compiler, &OPTIONS.join(" ")]));
+        let header =
+            format!("{}-{}", HEADER.len(), crate::kernel::digest(&[HEADER, MEMORY, &compiler, &OPTIONS.join(" ")]));
         let folder = folder.join(header);
         let made = fs::create_dir_all(&folder).and_then(|()| write(&folder.join("emulate.h"), HEADER));
         made.map_err(|why| Error::Device(format!("{}: {why}", folder.display())))?;
@@ -63,10 +64,15 @@ impl Emulator {
     pub fn alloc(&self, bytes: usize) -> Result<Address> {
         // SAFETY: the function's type is that of memory.cpp, and it has no preconditions.
         let at = unsafe {
-            let alloc: Symbol<'_, unsafe extern "C" fn(usize) -> *mut c_void> = self.memory_symbol(b"emulated_alloc")?;
+            let alloc: Symbol<'_, unsafe extern "C" fn(usize) -> *mut c_void> =
+                self.memory_symbol(b"emulated_alloc")?;
             alloc(bytes)
         };
-        if at.is_null() { Err(Error::OutOfMemory(format!("no {bytes} bytes for the emulation"))) } else { Ok(at as Address) }
+        if at.is_null() {
+            Err(Error::OutOfMemory(format!("no {bytes} bytes for the emulation")))
+        } else {
+            Ok(at as Address)
+        }
     }
 
     /// Gives memory back.
@@ -181,7 +187,8 @@ fn build(folder: &Path, compiler: &str, name: &str, text: &str, options: &[Strin
     let library = folder.join(format!("{name}.so"));
     if !library.exists() {
         let (source, part) = (folder.join(format!("{}.cpp", unfinished(name))), folder.join(unfinished(name)));
-        let failed = |why: String| Error::Unsupported(format!("the emulation of CUDA needs a C++ compiler: {compiler}: {why}"));
+        let failed =
+            |why: String| Error::Unsupported(format!("the emulation of CUDA needs a C++ compiler: {compiler}: {why}"));
         fs::write(&source, text).map_err(|why| failed(why.to_string()))?;
         let output = Command::new(compiler).args(OPTIONS).args(options).arg(&source).arg("-o").arg(&part).output();
         let output = output.map_err(|why| failed(why.to_string()))?;

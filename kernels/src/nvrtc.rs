@@ -82,8 +82,13 @@ impl Compiler {
 
     fn compile(&self, kernel: &Kernel, options: &[&str]) -> Result<Vec<u8>> {
         let invalid = |_| Error::Invalid("a text with a zero byte".into());
-        let (source, name) = (CString::new(kernel.source()).map_err(invalid)?, CString::new(kernel.file).map_err(invalid)?);
-        let options: Vec<CString> = options.iter().map(|&option| CString::new(option)).collect::<std::result::Result<_, _>>().map_err(invalid)?;
+        let (source, name) =
+            (CString::new(kernel.source()).map_err(invalid)?, CString::new(kernel.file).map_err(invalid)?);
+        let options: Vec<CString> = options
+            .iter()
+            .map(|&option| CString::new(option))
+            .collect::<std::result::Result<_, _>>()
+            .map_err(invalid)?;
         let addresses: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
         let mut program: Program = ptr::null_mut();
         // SAFETY: the signatures are those of nvrtc.h; texts end with a zero and live until the calls return; the
@@ -100,7 +105,8 @@ impl Compiler {
             let create: Symbol<'_, Create> = self.symbol(b"nvrtcCreateProgram")?;
             let compile: Symbol<'_, unsafe extern "C" fn(Program, c_int, *const *const c_char) -> Status> =
                 self.symbol(b"nvrtcCompileProgram")?;
-            let destroy: Symbol<'_, unsafe extern "C" fn(*mut Program) -> Status> = self.symbol(b"nvrtcDestroyProgram")?;
+            let destroy: Symbol<'_, unsafe extern "C" fn(*mut Program) -> Status> =
+                self.symbol(b"nvrtcDestroyProgram")?;
             let status = create(&raw mut program, source.as_ptr(), name.as_ptr(), 0, ptr::null(), ptr::null());
             self.check(status, "nvrtcCreateProgram")?;
             let status = compile(program, addresses.len() as c_int, addresses.as_ptr());
@@ -183,7 +189,8 @@ fn load(path: &Path) -> std::result::Result<Library, libloading::Error> {
 /// Folders where it may be although the system's loader does not look there.
 fn folders() -> Vec<PathBuf> {
     let variable = |name: &str| std::env::var_os(name).map(PathBuf::from);
-    let mut folders: Vec<PathBuf> = ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(variable).map(|home| home.join("lib64")).collect();
+    let mut folders: Vec<PathBuf> =
+        ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(variable).map(|home| home.join("lib64")).collect();
     folders.push("/usr/local/cuda/lib64".into());
     // Python packages: lib/python3.x/site-packages/nvidia/cuda_nvrtc/lib, for CUDA 13 nvidia/cu13/lib.
     let python = [variable("VIRTUAL_ENV"), variable("HOME").map(|home| home.join(".local")), Some("/usr/local".into())];

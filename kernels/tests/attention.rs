@@ -53,7 +53,15 @@ impl Cache {
     }
 
     /// Attention's floats, and its codes where they are asked for.
-    fn attend(&self, step: Address, qkv: Address, count: usize, longest: usize, rope: bool, quantize: bool) -> (Vec<f32>, Codes) {
+    fn attend(
+        &self,
+        step: Address,
+        qkv: Address,
+        count: usize,
+        longest: usize,
+        rope: bool,
+        quantize: bool,
+    ) -> (Vec<f32>, Codes) {
         let Heads { query, kv, dim } = self.heads;
         let chunks = longest.div_ceil(64).next_power_of_two();
         let batches = heads_batches(self.heads);
@@ -95,7 +103,8 @@ fn heads_batches(heads: Heads) -> usize {
 /// Angles for every position.
 fn table(positions: usize, dim: usize) -> Vec<f32> {
     let angle = |position: usize, i: usize| position as f32 * 100f32.powf(-2.0 * i as f32 / dim as f32);
-    let row = |p: usize| (0..dim / 2).map(move |i| angle(p, i).cos()).chain((0..dim / 2).map(move |i| angle(p, i).sin()));
+    let row =
+        |p: usize| (0..dim / 2).map(move |i| angle(p, i).cos()).chain((0..dim / 2).map(move |i| angle(p, i).sin()));
     (0..positions).flat_map(row).collect()
 }
 
@@ -163,8 +172,13 @@ fn attention_is_near_the_oracle_and_the_same_in_one_step_and_row_by_row() {
 fn expected(cache: &Cache, tokens: &[(u32, u32, u32)], x: &[f32], angles: &[f32]) -> Vec<f32> {
     let heads = cache.heads;
     let mut oracle = Oracle::open(&()).unwrap();
-    let shape =
-        KvShape { layers: 1, sequences: cache.sequences, context: cache.context, kv_heads: heads.kv, head_dim: heads.dim };
+    let shape = KvShape {
+        layers: 1,
+        sequences: cache.sequences,
+        context: cache.context,
+        kv_heads: heads.kv,
+        head_dim: heads.dim,
+    };
     let mut kv = oracle.kv(shape, cache.format).unwrap();
     let mut qkv = oracle.upload(heads.fused_width(), x).unwrap();
     let table = oracle.upload(heads.dim, angles).unwrap();

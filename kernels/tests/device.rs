@@ -112,7 +112,8 @@ pub(crate) fn rows(tokens: &[(u32, u32, u32)]) -> Vec<StepRow> {
 /// The oracle with as many rows in its step.
 pub(crate) fn oracle(rows: usize, record: impl FnOnce(&mut Oracle)) {
     let mut oracle = Oracle::open(&()).unwrap();
-    let rows: Vec<Row> = (0..rows as u32).map(|row| Row { token: row, sequence: 0, position: row, output: true }).collect();
+    let rows: Vec<Row> =
+        (0..rows as u32).map(|row| Row { token: row, sequence: 0, position: row, output: true }).collect();
     oracle.step(&rows, record).unwrap();
 }
 

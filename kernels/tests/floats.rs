@@ -17,7 +17,8 @@ fn reference(x: &[f32], activation: Activation) -> (Vec<i8>, Vec<f32>) {
 #[track_caller]
 fn same(got: &(Vec<i8>, Vec<f32>), want: &(Vec<i8>, Vec<f32>), what: &str) {
     assert_eq!(got.0, want.0, "{what}");
-    let plain = |scales: &[f32]| -> Vec<u32> { scales.iter().map(|s| if s.is_nan() { 1 } else { s.to_bits() }).collect() };
+    let plain =
+        |scales: &[f32]| -> Vec<u32> { scales.iter().map(|s| if s.is_nan() { 1 } else { s.to_bits() }).collect() };
     assert_eq!(plain(&got.1), plain(&want.1), "{what}");
 }
 
@@ -44,7 +45,8 @@ fn codes_are_those_of_the_contract() {
                 columns: columns as u32,
                 per: segment(columns) as u32,
             };
-            let launch = if activation == Activation::Token { Launch::rows(count) } else { Launch::units(columns, count) };
+            let launch =
+                if activation == Activation::Token { Launch::rows(count) } else { Launch::units(columns, count) };
             run(&Kernel::quantize(Quantize::from_activation(activation), false), launch, &args);
             for (row, x) in x.chunks(columns).enumerate() {
                 same(&codes.row(row), &reference(x, activation), &format!("{activation:?} row {row} of {columns}"));
@@ -56,9 +58,12 @@ fn codes_are_those_of_the_contract() {
 #[test]
 fn norms_are_near_the_oracle_and_their_codes_are_those_of_their_floats() {
     let mut random = Random(21);
-    for (columns, add, quantize) in
-        [(1, false, Quantize::Block), (33, true, Quantize::Token), (640, true, Quantize::Block), (2561, false, Quantize::No)]
-    {
+    for (columns, add, quantize) in [
+        (1, false, Quantize::Block),
+        (33, true, Quantize::Token),
+        (640, true, Quantize::Block),
+        (2561, false, Quantize::No),
+    ] {
         let count = 3;
         let (x, y, weight) =
             (random.floats(count * columns, 4.0), random.floats(count * columns, 4.0), random.floats(columns, 1.0));
@@ -144,8 +149,16 @@ fn sums_choices_and_copies() {
         (random.floats(count * columns, 4.0), random.floats(count * columns, 4.0), random.floats(columns, 1.0));
     let at = upload(&x);
     let add = Kernel::plain("add", false);
-    run(&add, Launch::columns(columns, count), &args::Add { x: at, y: upload(&y), columns: columns as u32, y_pitch: columns as u32 });
-    run(&add, Launch::columns(columns, count), &args::Add { x: at, y: upload(&bias), columns: columns as u32, y_pitch: 0 });
+    run(
+        &add,
+        Launch::columns(columns, count),
+        &args::Add { x: at, y: upload(&y), columns: columns as u32, y_pitch: columns as u32 },
+    );
+    run(
+        &add,
+        Launch::columns(columns, count),
+        &args::Add { x: at, y: upload(&bias), columns: columns as u32, y_pitch: 0 },
+    );
     let want: Vec<f32> = (0..x.len()).map(|i| x[i] + y[i] + bias[i % columns]).collect();
     assert_eq!(bits(&download(at, count * columns)), bits(&want));
 
@@ -165,9 +178,12 @@ fn sums_choices_and_copies() {
 #[test]
 fn heads_are_normalised_apart() {
     let mut random = Random(24);
-    for heads in [Heads { query: 4, kv: 2, dim: 8 }, Heads { query: 7, kv: 1, dim: 80 }, Heads { query: 2, kv: 2, dim: 128 }] {
+    for heads in
+        [Heads { query: 4, kv: 2, dim: 8 }, Heads { query: 7, kv: 1, dim: 80 }, Heads { query: 2, kv: 2, dim: 128 }]
+    {
         let (count, width) = (3, heads.fused_width());
-        let (x, query, key) = (random.floats(count * width, 3.0), random.floats(heads.dim, 2.0), random.floats(heads.dim, 2.0));
+        let (x, query, key) =
+            (random.floats(count * width, 3.0), random.floats(heads.dim, 2.0), random.floats(heads.dim, 2.0));
         let qkv = upload(&x);
         let args = args::HeadNorm {
             qkv,
@@ -181,8 +197,11 @@ fn heads_are_normalised_apart() {
         run(&Kernel::plain("head_norm", false), Launch::heads(heads.query + heads.kv, count), &args);
         let mut want = Vec::new();
         oracle(count, |o| {
-            let (mut buf, q, k) =
-                (o.upload(width, &x).unwrap(), o.upload(heads.dim, &query).unwrap(), o.upload(heads.dim, &key).unwrap());
+            let (mut buf, q, k) = (
+                o.upload(width, &x).unwrap(),
+                o.upload(heads.dim, &query).unwrap(),
+                o.upload(heads.dim, &key).unwrap(),
+            );
             o.head_norm(&mut buf, heads, &q, &k, 1e-6);
             want = read(o, &buf, count * width);
         });

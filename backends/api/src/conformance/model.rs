@@ -152,7 +152,15 @@ impl<B: Backend> Model<B> {
             if *chosen != want {
                 let index = |index: Option<u32>| index.map_or(f32::NAN, |index| index as f32);
                 let (got, want) = (index(*chosen), index(want));
-                return Err(Failure::Differs { op: "read_largest", case: case(), row, column: 0, got, want, bound: 0.0 });
+                return Err(Failure::Differs {
+                    op: "read_largest",
+                    case: case(),
+                    row,
+                    column: 0,
+                    got,
+                    want,
+                    bound: 0.0,
+                });
             }
         }
         Ok(logits)
