@@ -1,11 +1,14 @@
-//! The files of a model: a Hugging Face directory, a GGUF file, or the demo model that is compiled into the program.
+//! The files of a model: a Hugging Face directory, a GGUF file, the demo model that is compiled into the program,
+//! or none: random weights of a known shape.
 
 mod gguf;
+mod synthetic;
 
 use std::path::{Path, PathBuf};
 
 use crate::formats::Checkpoint;
 use crate::model::Config;
+use crate::shapes::Shape;
 use crate::tokens::{ChatTemplate, Tokenizer};
 use crate::{Error, Result};
 
@@ -71,6 +74,15 @@ impl ModelFiles {
             )?),
             chat: None,
         })
+    }
+
+    /// A model of this shape with random weights, the same for the same seed; without a tokenizer. Weights are made when
+    /// they are brought to a device.
+    ///
+    /// # Errors
+    /// The shape is of no model.
+    pub fn synthetic(shape: &Shape, seed: u64) -> Result<Self> {
+        synthetic::model(shape, seed)
     }
 
     /// Opens a Hugging Face directory, or one GGUF file.

@@ -307,6 +307,26 @@ fn bench_measures_each_test() {
 }
 
 #[test]
+fn bench_measures_shapes_without_files() {
+    let args = ["bench", "-o", "json", "--synthetic", "bitnet-125m", "-p", "2", "-n", "1", "-r", "1"];
+    let json: Value = serde_json::from_str(&stdout(&args)).unwrap();
+    let (line, number) = (&json[0], |name: &str| json[0][name].as_u64().unwrap());
+    assert_eq!(
+        (&line["model"], &line["weights"]),
+        (&"bitnet-125m (random weights)".into(), &"ternary".into()),
+        "{line}"
+    );
+    assert_eq!(line["head"], "int8");
+    // Embedding, and for each layer attention's four matrices and the three of the feed-forward block.
+    assert_eq!(number("parameters"), 32_000 * 768 + 11 * (4 * 768 * 768 + 3 * 768 * 3072));
+    let line = failure(trine().args(["bench", "--synthetic", "gpt-5"]), 2);
+    assert!(line.contains("'gpt-5'") && line.contains("bitnet-2b") && line.contains("qwen2-7b"), "{line}");
+    let line = failure(trine().args(["bench", "--synthetic", "bitnet-2b", "-m", "x"]), 2);
+    assert!(line.contains("cannot be used with"), "{line}");
+    assert!(failure(trine().args(["bench", "--seed", "1"]), 2).contains("--synthetic"));
+}
+
+#[test]
 fn bench_draws_thread_scaling() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("scaling.svg");
@@ -415,6 +435,17 @@ fn the_tsar_model_gives_the_published_share() {
 }
 
 #[test]
+fn the_projection_stands_beside_what_was_published() {
+    let rows: Value =
+        serde_json::from_str(&stdout(&["project", "--engine", "seed-o4", "--depth", "257", "-o", "json"])).unwrap();
+    let (likely, measured) = (&rows[0]["tokens_a_second"], &rows[0]["tokens_a_second_measured"]);
+    let ratio = likely.as_f64().unwrap() / measured.as_f64().unwrap();
+    assert!((0.85..1.15).contains(&ratio), "{rows}");
+    let line = failure(trine().args(["project", "--device", "h100"]), 2);
+    assert!(line.contains("agx-orin-64"), "{line}");
+}
+
+#[test]
 fn completions_and_manual_are_made() {
     for shell in ["bash", "elvish", "fish", "powershell", "zsh"] {
         assert!(stdout(&["completions", shell]).contains("perplexity"), "{shell}");
@@ -432,6 +463,7 @@ fn completions_and_manual_are_made() {
         "pull",
         "compare",
         "tsar-model",
+        "project",
         "completions",
         "man",
     ] {
@@ -443,7 +475,7 @@ fn completions_and_manual_are_made() {
     let mut names: Vec<_> =
         std::fs::read_dir(&out).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
     names.sort();
-    assert_eq!(names.len(), 14, "{names:?}");
+    assert_eq!(names.len(), 15, "{names:?}");
     assert!(names.contains(&"trine.1".to_owned()) && names.contains(&"trine-run.1".to_owned()), "{names:?}");
     assert!(pages.contains(&std::fs::read_to_string(out.join("trine-run.1")).unwrap()));
 }

@@ -301,7 +301,8 @@ fn greedy(logits: &[f32]) -> usize {
 }
 
 fn quantised(body: &str, head: &str, kv: KvFormat) -> EngineOptions {
-    let formats = Formats { body: Some(body.parse().unwrap()), head: Some(head.parse().unwrap()) };
+    let formats =
+        Formats { body: Some(body.parse().unwrap()), head: Some(head.parse().unwrap()), ..Formats::default() };
     EngineOptions { formats, kv, ..EngineOptions::default() }
 }
 

@@ -22,7 +22,12 @@ fn fixture(name: &str) -> PathBuf {
 /// Weights as they are, activations and KV cache in full precision: the reference's own arithmetic.
 fn exact(native_head: bool) -> EngineOptions {
     let head = native_head.then(|| "bf16".parse().unwrap());
-    EngineOptions { kv: KvFormat::F32, outputs: 64, formats: Formats { body: None, head }, ..EngineOptions::default() }
+    EngineOptions {
+        kv: KvFormat::F32,
+        outputs: 64,
+        formats: Formats { body: None, head, ..Formats::default() },
+        ..EngineOptions::default()
+    }
 }
 
 struct Golden {

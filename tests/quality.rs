@@ -24,7 +24,7 @@ fn perplexity_of_the_demo_model() {
     let files = ModelFiles::demo().unwrap();
     let ids = files.require_tokenizer().unwrap().encode(&text, Special::PROMPT).unwrap();
     let measure = |head: Option<&str>, kv| {
-        let formats = Formats { body: None, head: head.map(|name| name.parse().unwrap()) };
+        let formats = Formats { body: None, head: head.map(|name| name.parse().unwrap()), ..Formats::default() };
         let options = EngineOptions { formats, kv, outputs: 512, context: Some(512), ..EngineOptions::default() };
         let mut engine = Engine::<CpuTsar>::load(&Options::default(), &files, &options, &mut |_| {}).unwrap();
         let result = perplexity(&mut engine, &ids, 512, |_, _, _| {}).unwrap();

@@ -21,7 +21,7 @@ fn format(name: &str) -> Format {
 }
 
 fn formats(body: Option<&str>, head: Option<&str>) -> Formats {
-    Formats { body: body.map(format), head: head.map(format) }
+    Formats { body: body.map(format), head: head.map(format), ..Formats::default() }
 }
 
 fn open(dir: &Path) -> ModelFiles {

@@ -35,6 +35,8 @@ class Server:
                     return self
             except urllib.error.HTTPError as error:
                 assert error.code == 503, error
+            except TimeoutError:
+                pass  # A busy machine: it is asked again.
             time.sleep(0.05)
         raise TimeoutError("the server is never ready")
 

@@ -54,7 +54,7 @@ pub enum Shader {
     /// `x += bias`.
     AddBias,
     /// Attention over chunks of positions.
-    Attend,
+    Attend(Width),
     /// The join of chunks that different workgroups worked on.
     AttendCombine,
     /// A copy of a buffer, to measure by.
@@ -71,6 +71,8 @@ pub enum Shader {
     Linear(Codes, Tokens),
     /// Products with floats.
     LinearDense,
+    /// A quantised product of one token and the gate of its two halves.
+    LinearGated(Codes),
     /// Quantised products for many tokens.
     LinearTiled(Codes),
     /// INT8 activations, a scale for each 32 columns.
@@ -109,10 +111,21 @@ macro_rules! files {
 }
 
 files! {
-    "activations" "add" "add_bias" "attend" "attend_combine" "attend_rope" "batch" "cache" "cache_store" "codes" "copy" "dense" "divide" "embed"
-    "embed_dense" "four_tokens" "gated" "head_norm" "int4" "int8" "linear" "linear_dense" "linear_tiled" "lone_columns" "one_token"
+    "activations" "add" "add_bias" "attend" "attend_columns" "attend_combine" "attend_quads" "attend_rope" "attend_scores"
+    "attend_values" "batch" "cache" "cache_store" "codes" "copy" "dense" "divide" "embed" "embed_dense" "four_tokens" "gate"
+    "gated" "head_norm" "int4" "int8" "linear" "linear_dense" "linear_gated" "linear_tiled" "lone_columns" "one_token"
     "products" "quads" "quantize" "quantize_block" "quantize_sheet" "quantize_token" "reduce_subgroup" "reduce_workgroup" "rms_norm"
     "rope_store_kv" "rotate" "select_outputs" "softmax" "ternary" "weights"
+}
+
+impl Codes {
+    fn file(self) -> &'static str {
+        match self {
+            Codes::Ternary => "ternary",
+            Codes::Int4 => "int4",
+            Codes::Int8 => "int8",
+        }
+    }
 }
 
 impl Shader {
@@ -120,14 +133,15 @@ impl Shader {
     pub fn all() -> Vec<Shader> {
         use Shader::*;
         let mut all =
-            vec![Add, AddBias, Attend, AttendCombine, Copy, EmbedDense, Gated, LinearDense, QuantizeBlock, RopeStoreKv];
-        all.push(SelectOutputs);
+            vec![Add, AddBias, AttendCombine, Copy, EmbedDense, Gated, LinearDense, QuantizeBlock, RopeStoreKv];
+        all.extend([Attend(Width::Four), Attend(Width::One), SelectOutputs]);
         for reduce in [Reduce::Subgroup, Reduce::Workgroup] {
             all.extend([HeadNorm(reduce), QuantizeToken(reduce)]);
             all.extend([RmsNorm(reduce, Width::Four), RmsNorm(reduce, Width::One)]);
         }
         for codes in [Codes::Ternary, Codes::Int4, Codes::Int8] {
-            all.extend([Embed(codes), Linear(codes, Tokens::One), Linear(codes, Tokens::Four), LinearTiled(codes)]);
+            all.extend([Embed(codes), Linear(codes, Tokens::One), Linear(codes, Tokens::Four)]);
+            all.extend([LinearGated(codes), LinearTiled(codes)]);
         }
         all
     }
@@ -137,7 +151,7 @@ impl Shader {
         match self {
             Shader::Add => "add",
             Shader::AddBias => "add_bias",
-            Shader::Attend => "attend",
+            Shader::Attend(_) => "attend",
             Shader::AttendCombine => "attend_combine",
             Shader::Copy => "copy",
             Shader::Embed(_) => "embed",
@@ -146,6 +160,7 @@ impl Shader {
             Shader::HeadNorm(_) => "head_norm",
             Shader::Linear(..) => "linear",
             Shader::LinearDense => "linear_dense",
+            Shader::LinearGated(_) => "linear_gated",
             Shader::LinearTiled(_) => "linear_tiled",
             Shader::QuantizeBlock => "quantize_block",
             Shader::QuantizeToken(_) => "quantize_token",
@@ -158,11 +173,8 @@ impl Shader {
     /// The file that a name in capitals stands for.
     fn choice(self, name: &str) -> &'static str {
         match (name, self) {
-            ("FORMAT", Shader::Embed(codes) | Shader::Linear(codes, _) | Shader::LinearTiled(codes)) => match codes {
-                Codes::Ternary => "ternary",
-                Codes::Int4 => "int4",
-                Codes::Int8 => "int8",
-            },
+            ("FORMAT", Shader::Embed(codes) | Shader::Linear(codes, _)) => codes.file(),
+            ("FORMAT", Shader::LinearGated(codes) | Shader::LinearTiled(codes)) => codes.file(),
             ("TOKENS", Shader::Linear(_, Tokens::One)) => "one_token",
             ("TOKENS", Shader::Linear(_, Tokens::Four)) => "four_tokens",
             ("REDUCE", Shader::HeadNorm(reduce) | Shader::QuantizeToken(reduce) | Shader::RmsNorm(reduce, _)) => {
@@ -173,6 +185,8 @@ impl Shader {
             }
             ("WIDTH", Shader::RmsNorm(_, Width::Four)) => "quads",
             ("WIDTH", Shader::RmsNorm(_, Width::One)) => "lone_columns",
+            ("WIDTH", Shader::Attend(Width::Four)) => "attend_quads",
+            ("WIDTH", Shader::Attend(Width::One)) => "attend_columns",
             _ => panic!("{self} has no choice {name}"),
         }
     }

@@ -13,16 +13,21 @@ struct Span {
 }
 
 fn span_of(largest: u32) -> Span {
+    return Span(span_half(largest, false), span_half(largest, true));
+}
+
+// The scale or the multiplier: where both are needed at once, different threads can divide.
+fn span_half(largest: u32, is_inverse: bool) -> f32 {
     if (largest >= 0x7f800000u) {
         // A NaN: a fault must show in the logits.
-        return Span(bitcast<f32>(largest | 0x7fc00000u), 0.0);
+        return select(bitcast<f32>(largest | 0x7fc00000u), 0.0, is_inverse);
     }
     // 127 / x overflows below 2^-119: such a span counts as zero.
     if (largest < 0x04000000u) {
-        return Span(0.0, 0.0);
+        return 0.0;
     }
     let x = bitcast<f32>(largest);
-    return Span(divide(x, 127.0), divide(127.0, x));
+    return divide(select(x, 127.0, is_inverse), select(127.0, x, is_inverse));
 }
 
 fn code(x: f32, inverse: f32) -> i32 {

@@ -7,8 +7,6 @@ struct Params {
     units: u32,
 }
 
-// max(x, 0)² rather than x · sigmoid(x).
-override RELU2: bool = false;
 // A scale for each block of 32 columns.
 override QUANTIZE: bool = false;
 
@@ -18,14 +16,7 @@ override QUANTIZE: bool = false;
 
 //#include codes
 //#include quantize
-
-fn gate(x: f32) -> f32 {
-    if (RELU2) {
-        let positive = max(x, 0.0);
-        return positive * positive;
-    }
-    return x / (1.0 + exp(-x));
-}
+//#include gate
 
 fn column_of(row: u32, column: u32) -> f32 {
     if (column >= params.columns) {

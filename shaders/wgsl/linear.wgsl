@@ -27,12 +27,6 @@ override BIAS: bool = false;
 
 var<workgroup> sums: array<Values, 256>;
 
-fn add_block(sum: Values, block: Block, token: u32, at: u32, scale: f32, zero: f32) -> Values {
-    let spans = token_spans(token, at);
-    let product = weigh(token_dots(block, token, at), spans.sum, Values(scale), Values(zero));
-    return add_product(sum, product, spans.scale);
-}
-
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
     let lane = thread % TILE;
@@ -40,24 +34,13 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let tile = group.x;
     let token = group.y * TOKENS;
     var sum = Values();
-    let last = params.units - 1u;
     let start = segment * params.units_per_segment;
     let end = min(start + params.units_per_segment, params.units);
-    // The next unit is on its way while one is multiplied.
-    var next = load_unit(first_piece(tile, lane, min(start, last)));
-    var next_scale = unit_scales(tile, lane, min(start, last));
     for (var unit = start; unit < end; unit++) {
-        let blocks = blocks_of(next);
-        let scale = next_scale;
+        let w = load_unit(first_piece(tile, lane, unit));
+        let scale = unit_scales(tile, lane, unit);
         let zero = unit_zeros(tile, lane, unit);
-        if (unit + 1u < end) {
-            next = load_unit(first_piece(tile, lane, unit + 1u));
-            next_scale = unit_scales(tile, lane, unit + 1u);
-        }
-        sum = add_block(sum, blocks.a, token, 4u * unit, scale.x, zero.x);
-        sum = add_block(sum, blocks.b, token, 4u * unit + 1u, scale.y, zero.y);
-        sum = add_block(sum, blocks.c, token, 4u * unit + 2u, scale.z, zero.z);
-        sum = add_block(sum, blocks.d, token, 4u * unit + 3u, scale.w, zero.w);
+        sum = add_unit(sum, load_inputs(token, unit), blocks_of(w), scale, zero);
     }
     sums[thread] = sum;
     workgroupBarrier();
@@ -74,7 +57,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         total += sums[at + 3u * TILE];
     }
     if (!SCALED) {
-        total = finish(total, Values(bitcast<f32>(scales[row])), token_spans(token, 0u).scale);
+        total = finish(total, Values(bitcast<f32>(scales[row])), token_scale(token));
     }
     if (BIAS) {
         total += bias[params.first_row + row];

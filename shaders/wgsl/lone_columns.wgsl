@@ -10,18 +10,18 @@ fn columns_of(quad: u32) -> vec4<u32> {
 
 // The indices in a row; past the last column, the last once more.
 fn within(quad: u32) -> vec4<u32> {
-    return min(columns_of(quad), vec4(params.columns - 1u));
+    return min(columns_of(quad), vec4(COLUMNS - 1u));
 }
 
 // 0 past the last column.
 fn x_at(row: u32, quad: u32) -> vec4<f32> {
-    let i = vec4(row * params.columns) + within(quad);
-    return select(vec4(0.0), vec4(x[i.x], x[i.y], x[i.z], x[i.w]), columns_of(quad) < vec4(params.columns));
+    let i = vec4(row * COLUMNS) + within(quad);
+    return select(vec4(0.0), vec4(x[i.x], x[i.y], x[i.z], x[i.w]), columns_of(quad) < vec4(COLUMNS));
 }
 
 fn y_at(row: u32, quad: u32) -> vec4<f32> {
-    let i = vec4(row * params.columns) + within(quad);
-    return select(vec4(0.0), vec4(y[i.x], y[i.y], y[i.z], y[i.w]), columns_of(quad) < vec4(params.columns));
+    let i = vec4(row * COLUMNS) + within(quad);
+    return select(vec4(0.0), vec4(y[i.x], y[i.y], y[i.z], y[i.w]), columns_of(quad) < vec4(COLUMNS));
 }
 
 fn weight_at(quad: u32) -> vec4<f32> {
@@ -30,13 +30,13 @@ fn weight_at(quad: u32) -> vec4<f32> {
 }
 
 fn store_x_at(row: u32, quad: u32, four: vec4<f32>) {
-    for (var i = 0u; i < 4u && 4u * quad + i < params.columns; i++) {
-        x[row * params.columns + 4u * quad + i] = four[i];
+    for (var i = 0u; i < 4u && 4u * quad + i < COLUMNS; i++) {
+        x[row * COLUMNS + 4u * quad + i] = four[i];
     }
 }
 
 fn store_out_at(row: u32, quad: u32, four: vec4<f32>) {
-    for (var i = 0u; i < 4u && 4u * quad + i < params.columns; i++) {
-        out[row * params.columns + 4u * quad + i] = four[i];
+    for (var i = 0u; i < 4u && 4u * quad + i < COLUMNS; i++) {
+        out[row * COLUMNS + 4u * quad + i] = four[i];
     }
 }

@@ -5,7 +5,7 @@
 @group(0) @binding(6) var<storage, read_write> out: array<vec4<f32>>;
 
 fn quads() -> u32 {
-    return params.columns / 4u;
+    return COLUMNS / 4u;
 }
 
 // 0 past the last column. No load waits for a branch.

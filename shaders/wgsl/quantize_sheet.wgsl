@@ -21,27 +21,29 @@ fn magnitude_of_sheet(x: Sheet) -> u32 {
     return max(max(magnitude4(x.a), magnitude4(x.b)), max(magnitude4(x.c), magnitude4(x.d)));
 }
 
-// The codes of a thread's quad; first: the row's quad that the sheet begins with; quad: of the sheet.
-fn store_quad(row: u32, first: u32, quad: u32, units: u32, x: vec4<f32>, inverse: f32) {
-    let word = code4(x, inverse);
-    code_sums[quad / 4u][quad % 4u] = sum4(word);
-    if (first + quad < 32u * units) {
+// scale: of the sheet's block whose number is the thread's; inverses hold the multipliers. first: the row's quad that
+// the sheet begins with. Called by all threads.
+fn store_sheet(row: u32, first: u32, units: u32, x: Sheet, scale: f32, thread: u32) {
+    var rest = x;
+    for (var quad = thread; quad < min(1024u, 32u * units - first); quad += 256u) {
+        let word = code4(rest.a, inverses[quad / 8u]);
+        code_sums[quad / 4u][quad % 4u] = sum4(word);
         codes[row * 32u * units + first + quad] = word;
+        rest = Sheet(rest.b, rest.c, rest.d, rest.d);
     }
-}
-
-// by: the multipliers of the thread's four quads; scale: of the sheet's block whose number is the thread's.
-// Called by all threads.
-fn store_sheet(row: u32, first: u32, units: u32, x: Sheet, by: vec4<f32>, scale: f32, thread: u32) {
-    store_quad(row, first, thread, units, x.a, by.x);
-    store_quad(row, first, thread + 256u, units, x.b, by.y);
-    store_quad(row, first, thread + 512u, units, x.c, by.z);
-    store_quad(row, first, thread + 768u, units, x.d, by.w);
     workgroupBarrier();
     let block = first / 8u + thread;
     if (thread < 128u && block < 4u * units) {
         let sum = code_sums[2u * thread] + code_sums[2u * thread + 1u];
         spans[row * 4u * units + block] = vec2(scale, f32((sum.x + sum.y) + (sum.z + sum.w)));
+    }
+    workgroupBarrier();
+}
+
+// The same multiplier for all of a sheet's blocks.
+fn share(inverse: f32, thread: u32) {
+    if (thread < 128u) {
+        inverses[thread] = inverse;
     }
     workgroupBarrier();
 }
@@ -55,12 +57,12 @@ fn quantize_sheet(row: u32, first: u32, units: u32, x: Sheet, thread: u32) {
     workgroupBarrier();
     let block = thread % 128u;
     let four = max(magnitudes[2u * block], magnitudes[2u * block + 1u]);
-    let span = span_of(max(max(four.x, four.y), max(four.z, four.w)));
-    if (thread < 128u) {
-        inverses[thread] = span.inverse;
+    // Half of the threads divide for scales, half for codes.
+    let is_inverse = thread >= 128u;
+    let half = span_half(max(max(four.x, four.y), max(four.z, four.w)), is_inverse);
+    if (is_inverse) {
+        inverses[block] = half;
     }
     workgroupBarrier();
-    let b = thread / 8u;
-    let by = vec4(inverses[b], inverses[b + 32u], inverses[b + 64u], inverses[b + 96u]);
-    store_sheet(row, first, units, x, by, span.scale, thread);
+    store_sheet(row, first, units, x, half, thread);
 }

@@ -32,7 +32,7 @@ fn main(thread: Thread) {
         let quad = start + thread.index;
         let at = 4u * quad;
         let four = vec4(column_of(row, at), column_of(row, at + 1u), column_of(row, at + 2u), column_of(row, at + 3u));
-        store_codes(row, quad, params.units, four, span, thread.index);
+        store_codes(row, quad, params.units, four, span.scale, span.inverse, thread.index);
         workgroupBarrier();
     }
 }

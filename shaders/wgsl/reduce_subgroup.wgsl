@@ -5,6 +5,7 @@ struct Thread {
     @builtin(local_invocation_index) index: u32,
     @builtin(subgroup_invocation_id) lane: u32,
     @builtin(subgroup_id) subgroup: u32,
+    @builtin(subgroup_size) size: u32,
     @builtin(num_subgroups) subgroups: u32,
 }
 
@@ -17,11 +18,12 @@ fn sum_of_all(thread: Thread, x: f32) -> f32 {
         partial_sums[thread.subgroup] = part;
     }
     workgroupBarrier();
+    // Every subgroup adds up all of them, the same way.
     var sum = 0.0;
-    for (var i = 0u; i < thread.subgroups; i++) {
+    for (var i = thread.lane; i < thread.subgroups; i += thread.size) {
         sum += partial_sums[i];
     }
-    return sum;
+    return subgroupAdd(sum);
 }
 
 fn max_of_all(thread: Thread, x: u32) -> u32 {
@@ -31,8 +33,8 @@ fn max_of_all(thread: Thread, x: u32) -> u32 {
     }
     workgroupBarrier();
     var largest = 0u;
-    for (var i = 0u; i < thread.subgroups; i++) {
+    for (var i = thread.lane; i < thread.subgroups; i += thread.size) {
         largest = max(largest, partial_maxima[i]);
     }
-    return largest;
+    return subgroupMax(largest);
 }

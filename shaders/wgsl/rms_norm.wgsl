@@ -5,11 +5,11 @@ requires packed_4x8_integer_dot_product;
 //#include REDUCE
 
 struct Params {
-    columns: u32,
     eps: f32,
-    units: u32,
 }
 
+// A constant, so that a row of one sheet has no loops: its only workgroup has nothing to hide them behind.
+override COLUMNS: u32 = 4096u;
 override ADD: bool = false;
 // 0: out stays as it is, 1: one scale for each row, 2: for each block of 32 columns.
 override QUANTIZE: u32 = 0u;
@@ -69,13 +69,15 @@ fn normal(x: Sheet, scale: f32, weight: Sheet) -> Sheet {
 @compute @workgroup_size(256)
 fn main(thread: Thread) {
     let row = thread.group.x;
-    let sheets = (params.columns + 4095u) / 4096u;
+    let sheets = (COLUMNS + 4095u) / 4096u;
+    let units = (COLUMNS + 127u) / 128u;
     let last = 1024u * (sheets - 1u) + thread.index;
     // What comes from memory that nobody has used lately is asked for first.
     var w = load_weight(last);
     var own = Sheet();
     var square = 0.0;
-    for (var quad = thread.index; quad <= last; quad += 1024u) {
+    for (var sheet = 0u; sheet < sheets; sheet++) {
+        let quad = 1024u * sheet + thread.index;
         own = load_x(row, quad);
         if (ADD) {
             let more = load_y(row, quad);
@@ -84,7 +86,7 @@ fn main(thread: Thread) {
         }
         square += squares(own);
     }
-    let scale = inverseSqrt(sum_of_all(thread, square) / f32(params.columns) + params.eps);
+    let scale = inverseSqrt(sum_of_all(thread, square) / f32(COLUMNS) + params.eps);
     var largest = 0u;
     // From the last sheet to the first.
     for (var sheet = sheets; sheet > 0u; sheet--) {
@@ -98,11 +100,12 @@ fn main(thread: Thread) {
         if (QUANTIZE == 1u) {
             largest = max(largest, magnitude_of_sheet(result));
         } else if (QUANTIZE == 2u) {
-            quantize_sheet(row, 1024u * (sheet - 1u), params.units, result, thread.index);
+            quantize_sheet(row, 1024u * (sheet - 1u), units, result, thread.index);
         }
     }
     if (QUANTIZE == 1u) {
         let span = span_of(max_of_all(thread, largest));
+        share(span.inverse, thread.index);
         for (var sheet = 0u; sheet < sheets; sheet++) {
             let quad = 1024u * sheet + thread.index;
             // After the loop above, own is the first sheet.
@@ -111,7 +114,7 @@ fn main(thread: Thread) {
                 w = load_weight(quad);
             }
             let result = normal(own, scale, w);
-            store_sheet(row, 1024u * sheet, params.units, result, vec4(span.inverse), span.scale, thread.index);
+            store_sheet(row, 1024u * sheet, units, result, span.scale, thread.index);
         }
     }
 }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::builder::PossibleValuesParser;
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use trine_backend::{Format, KvFormat};
+use trine_backend::{Activation, Format, KvFormat};
 
 use crate::Result;
 use crate::backend::Settings;
@@ -14,7 +14,9 @@ use crate::eval::Windows;
 use crate::files::{DEMO, ModelFiles};
 use crate::hub;
 use crate::model::Formats;
+use crate::project;
 use crate::quantize::Method;
+use crate::shapes::Shape;
 use crate::tsar_model::Shapes;
 
 /// Runs large language models on small machines.
@@ -62,6 +64,8 @@ pub(super) enum Command {
     Compare(CompareArgs),
     /// Count what T-SAR's instructions would do in hardware, and compare.
     TsarModel(TsarModelArgs),
+    /// Estimate the speed on a Jetson Orin that is not at hand.
+    Project(ProjectArgs),
     /// Print a completion script for a shell.
     Completions {
         /// The shell.
@@ -109,6 +113,10 @@ pub(super) struct FormatArgs {
     /// Number format of embedding and lm_head [default: int8 where the layers are quantised, else as in the file].
     #[arg(long, value_name = "FORMAT")]
     pub(super) head: Option<Format>,
+    /// Columns of an activation that share a scale where weights are INT4 or INT8 [default: 32, or all of a token's where the model
+    /// was trained so].
+    #[arg(long, value_name = "SCALE", value_enum)]
+    pub(super) activations: Option<Activations>,
     /// Number format of the KV cache.
     #[arg(long, alias = "cache-type", value_name = "FORMAT", value_enum, default_value_t = Kv::F16)]
     pub(super) kv: Kv,
@@ -118,9 +126,31 @@ impl FormatArgs {
     /// These formats in the engine's options, the rest by default.
     pub(super) fn engine(&self) -> EngineOptions {
         EngineOptions {
-            formats: Formats { body: self.weights, head: self.head },
+            formats: Formats {
+                body: self.weights,
+                head: self.head,
+                activation: self.activations.map(Activations::activation),
+            },
             kv: self.kv.format(),
             ..EngineOptions::default()
+        }
+    }
+}
+
+/// [`Activation`] by name, for weights that are not dense.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(super) enum Activations {
+    /// One scale for each 32 columns.
+    Block,
+    /// One scale for each token: smaller and coarser.
+    Token,
+}
+
+impl Activations {
+    fn activation(self) -> Activation {
+        match self {
+            Activations::Block => Activation::Block,
+            Activations::Token => Activation::Token,
         }
     }
 }
@@ -430,6 +460,13 @@ pub(super) struct DoctorArgs {
 pub(super) struct BenchArgs {
     #[command(flatten)]
     pub(super) model: ModelArgs,
+    /// Measure a model of this shape with random weights, made in memory, instead of one from a file.
+    #[arg(long, value_name = "NAME", conflicts_with = "model",
+        value_parser = PossibleValuesParser::new(Shape::known().iter().map(|shape| shape.name)))]
+    pub(super) synthetic: Option<String>,
+    /// Start of the random weights.
+    #[arg(long, value_name = "N", default_value_t = 0, requires = "synthetic")]
+    pub(super) seed: u64,
     /// Tokens of the prompt; 0 = no prefill test.
     #[arg(short = 'p', long, value_name = "N,…", value_delimiter = ',', default_value = "512")]
     pub(super) n_prompt: Vec<usize>,
@@ -464,6 +501,16 @@ pub(super) struct BenchArgs {
     /// Draw how speed grows with the threads of -t into this file, as SVG.
     #[arg(long, value_name = "FILE", conflicts_with = "threads_batch")]
     pub(super) plot: Option<PathBuf>,
+}
+
+impl BenchArgs {
+    /// Reads the model's files, or makes up a model.
+    pub(super) fn open(&self) -> Result<ModelFiles> {
+        match self.synthetic.as_deref().and_then(Shape::find) {
+            Some(shape) => ModelFiles::synthetic(shape, self.seed),
+            None => self.model.open(),
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -646,6 +693,7 @@ impl EvalArgs {
         let formats = FormatArgs {
             weights: self.against_weights,
             head: self.against_head,
+            activations: self.formats.activations,
             kv: self.against_kv.unwrap_or(self.formats.kv),
         };
         let asked =
@@ -691,6 +739,41 @@ pub(super) struct TsarModelArgs {
     /// Tokens to decode; 0 = no decode.
     #[arg(short = 'n', long, value_name = "N", default_value_t = 1)]
     pub(super) n_gen: u32,
+    /// How the results are printed.
+    #[arg(short, long, value_enum, default_value_t = TableOutput::Md)]
+    pub(super) output: TableOutput,
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Each kernel of a token is described by its blocks, bytes, instructions (counted in machine code for sm_87) and the \
+    loads that it waits for; a multiprocessor is a queueing network of its resident blocks. The three rates are for what is \
+    assumed of bandwidth, latency and launches at its worst, as it is likely, and at its best. See docs/project.md."
+)]
+pub(super) struct ProjectArgs {
+    /// Directory with the config.json of the model.
+    #[arg(short, long, value_name = "DIR", conflicts_with = "shape")]
+    pub(super) model: Option<PathBuf>,
+    /// A known model.
+    #[arg(long, value_name = "NAME", default_value = "qwen2-7b",
+        value_parser = PossibleValuesParser::new(Shape::known().iter().map(|shape| shape.name)))]
+    pub(super) shape: String,
+    /// The devices.
+    #[arg(long, value_name = "NAME,…", value_delimiter = ',', default_value = "agx-orin-64",
+        value_parser = PossibleValuesParser::new(project::Device::ALL.map(|device| device.name)))]
+    pub(super) device: Vec<String>,
+    /// Whose kernels, and with how many rows of a matrix to a block: trine-o1, -o2, -o4, or seed-o1, -o2, -o4, -o8.
+    #[arg(long, value_name = "NAME,…", value_delimiter = ',', default_value = "trine-o2")]
+    pub(super) engine: Vec<project::Engine>,
+    /// Number format of the layers' weights [default: int4-g32, or the seed's int4-row].
+    #[arg(long, value_name = "FORMAT")]
+    pub(super) weights: Option<Format>,
+    /// Number format of lm_head [default: that of the layers].
+    #[arg(long, value_name = "FORMAT")]
+    pub(super) head: Option<Format>,
+    /// Positions in the KV cache.
+    #[arg(short, long, value_name = "N", default_value_t = 0)]
+    pub(super) depth: usize,
     /// How the results are printed.
     #[arg(short, long, value_enum, default_value_t = TableOutput::Md)]
     pub(super) output: TableOutput,

@@ -15,6 +15,7 @@ use crate::energy::Meter;
 use crate::engine::{Engine, EngineOptions};
 use crate::memory::human;
 use crate::model::Config;
+use crate::random::split_mix;
 use crate::session::Session;
 use crate::{Error, Result};
 
@@ -29,7 +30,7 @@ pub(super) fn run<B: Backend>(args: &BenchArgs, devices: &[Setup<B::Options>], v
     let tests = tests(args);
     check_plot(args)?;
     let meter = Meter::open();
-    let files = args.model.open()?;
+    let files = args.open()?;
     let context = Some(context(&tests, &files.config)?);
     let options = EngineOptions { context, batch: args.batch_size, ..args.formats.engine() };
     let mut table = Vec::new();
@@ -242,17 +243,10 @@ fn measure_shared<B: Backend>(
     Ok(Sample { speed, joules })
 }
 
-/// The same ids on every run and machine: Steele, Lea, Flood, "Fast Splittable Pseudorandom Number Generators",
-/// OOPSLA 2014.
+/// The same ids on every run and machine.
 fn random_tokens(count: usize, vocab: usize) -> Vec<u32> {
-    let mut state = 0u64;
-    let mut next = || {
-        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
-    };
-    (0..count).map(|_| (next() % vocab as u64) as u32).collect()
+    let mut counter = 0;
+    (0..count).map(|_| (split_mix(&mut counter) % vocab as u64) as u32).collect()
 }
 
 /// What the tests of one session have in common.

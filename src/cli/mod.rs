@@ -17,6 +17,7 @@ mod pages;
 mod perplexity;
 mod plot;
 mod progress;
+mod project;
 mod pull;
 mod quantize;
 mod run;
@@ -70,6 +71,7 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> Result<Exit> {
         Command::Pull(args) => pull::run(&args, verbosity),
         Command::Compare(args) => compare::run(&args, verbosity),
         Command::TsarModel(args) => tsar_model::run(&args),
+        Command::Project(args) => project::run(&args),
         Command::Completions { shell } => pages::completions(command(), shell),
         Command::Man { dir } => pages::manual(command(), dir.as_deref()),
     }

@@ -30,7 +30,7 @@ pub(super) fn run<B: Backend>(args: &QuantizeArgs, device: &B::Options, verbosit
         Ok::<_, Error>(ids)
     });
     let options = Options {
-        formats: Formats { body: args.to, head: args.head },
+        formats: Formats { body: args.to, head: args.head, ..Formats::default() },
         method: args.method,
         calibration: calibration.transpose()?,
     };

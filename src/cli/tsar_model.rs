@@ -182,7 +182,7 @@ mod tests {
         let reports = reports("trine tsar-model");
         let phases: Vec<_> = reports.iter().map(|report| (report.phase.name(), report.phase.tokens())).collect();
         assert_eq!(phases, [("prefill", 128), ("decode", 1)]);
-        assert!(reports.iter().all(|report| report.shape == "bitnet-2b-4t" && report.published.is_some()));
+        assert!(reports.iter().all(|report| report.shape == "bitnet-2b" && report.published.is_some()));
     }
 
     #[test]
@@ -192,7 +192,7 @@ mod tests {
         assert_eq!((reports[0].shape.as_str(), reports[0].phase.tokens()), ("falcon3-10b", 3));
         let none = phases(&args("trine tsar-model -p 0 -n 0")).unwrap_err();
         assert_eq!(none.to_string(), "nothing to count: give -p or -n more than 0");
-        for bad in ["--shape gpt-5", "-m a --shape bitnet-2b-4t", "-p -1", "-p 4294967296"] {
+        for bad in ["--shape gpt-5", "-m a --shape bitnet-2b", "-p -1", "-p 4294967296"] {
             assert!(Cli::try_parse_from(format!("trine tsar-model {bad}").split(' ')).is_err(), "{bad}");
         }
     }
@@ -208,7 +208,7 @@ mod tests {
             "max_position_embeddings":4096,"rms_norm_eps":1e-5,"rope_theta":500000.0,"hidden_act":"relu2"}"#;
         std::fs::write(dir.path().join("config.json"), config).unwrap();
         let shapes = shapes(&args(&line)).unwrap();
-        let known = Shapes::built_in("bitnet-2b-4t").unwrap();
+        let known = Shapes::built_in("bitnet-2b").unwrap();
         assert_eq!((shapes.layers(), shapes.matrices()), (known.layers(), known.matrices()));
         assert_eq!(shapes.name(), dir.path().file_name().unwrap().to_str().unwrap());
     }
@@ -253,8 +253,8 @@ mod tests {
     fn markdown_sets_published_numbers_beside_ours() {
         let text = markdown(&reports("trine tsar-model"));
         for row in [
-            "## bitnet-2b-4t: prefill, 128 tokens\n",
-            "## bitnet-2b-4t: decode, 1 token\n",
+            "## bitnet-2b: prefill, 128 tokens\n",
+            "## bitnet-2b: decode, 1 token\n",
             "| table_requests | 88.97 G | - | - | - | - |\n",
             "| TL-2 | requests | 101.65 G | fitted | 101.59 G | +0.06 % |\n",
             "| TL-2 | table_requests_percent_of_published | 87.58 | published | 87.60 | -0.02 % |\n",

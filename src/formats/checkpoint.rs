@@ -1,4 +1,5 @@
-//! All tensors of a model: one safetensors file, a directory of them, bytes compiled into the program, or a GGUF file.
+//! All tensors of a model: one safetensors file, a directory of them, bytes compiled into the program, a GGUF file, or
+//! random ones in no file.
 
 use std::collections::BTreeMap;
 use std::path::{Component, Path, PathBuf};
@@ -10,6 +11,7 @@ use super::gguf::{GgufFile, GgufTensors, is_gguf};
 use super::mapped::Mapped;
 use super::part::{self, BitnetPart, DensePart, Part, PartInfo, Quantization};
 use super::safetensors::SafetensorsFile;
+use super::synthetic::SyntheticTensors;
 use super::tensor::{Tensor, check_finite};
 use super::trine::{self, TrinePart};
 use super::unique::Entries;
@@ -33,6 +35,7 @@ pub struct Checkpoint {
 enum Source {
     Safetensors(Shards),
     Gguf(GgufTensors),
+    Synthetic(SyntheticTensors),
 }
 
 /// The tensors of safetensors files.
@@ -94,6 +97,11 @@ impl Checkpoint {
         Self { path: tensors.path().to_owned(), source: Source::Gguf(tensors) }
     }
 
+    /// Random tensors.
+    pub fn synthetic(tensors: SyntheticTensors) -> Self {
+        Self { path: tensors.path().to_owned(), source: Source::Synthetic(tensors) }
+    }
+
     fn open_shards(dir: &Path, index: &Path) -> Result<Self> {
         let listed = read_index(index)?;
         let mut files: Vec<SafetensorsFile> = Vec::new();
@@ -139,10 +147,11 @@ impl Checkpoint {
     /// The tensor called `name`.
     ///
     /// # Errors
-    /// There is none, or it is one of GGUF's coded types, which only [`Checkpoint::part`] reads.
+    /// There is none, or its bytes are in no file or of one of GGUF's coded types, which only [`Checkpoint::part`] reads.
     pub fn tensor(&self, name: &str) -> Result<Tensor<'_>> {
         match &self.source {
             Source::Gguf(tensors) => tensors.tensor(name),
+            Source::Synthetic(tensors) => Err(tensors.error(name, "has no bytes: it is made when it is asked for")),
             Source::Safetensors(shards) => shards
                 .tensor(name)
                 .ok_or_else(|| Error::file(&self.path, format_args!("tensor {} is missing", quoted(name)))),
@@ -161,17 +170,19 @@ impl Checkpoint {
     pub fn contains(&self, name: &str) -> bool {
         match &self.source {
             Source::Gguf(tensors) => tensors.contains(name),
+            Source::Synthetic(tensors) => tensors.contains(name),
             Source::Safetensors(shards) => shards.places.contains_key(name),
         }
     }
 
     /// The names of all tensors, sorted.
     pub fn names(&self) -> impl Iterator<Item = &str> {
-        let (gguf, shards) = match &self.source {
-            Source::Gguf(tensors) => (Some(tensors.names()), None),
-            Source::Safetensors(shards) => (None, Some(shards.places.keys().map(String::as_str))),
+        let names: Box<dyn Iterator<Item = &str>> = match &self.source {
+            Source::Gguf(tensors) => Box::new(tensors.names()),
+            Source::Synthetic(tensors) => Box::new(tensors.names()),
+            Source::Safetensors(shards) => Box::new(shards.places.keys().map(String::as_str)),
         };
-        gguf.into_iter().flatten().chain(shards.into_iter().flatten())
+        names
     }
 
     /// The bytes of all tensors together.
@@ -185,8 +196,10 @@ impl Checkpoint {
     /// # Errors
     /// It is missing, or of a type that is not read.
     pub fn part_info(&self, name: &str, quantization: Quantization) -> Result<PartInfo> {
-        if let Source::Gguf(tensors) = &self.source {
-            return tensors.part_info(name);
+        match &self.source {
+            Source::Gguf(tensors) => return tensors.part_info(name),
+            Source::Synthetic(tensors) => return tensors.part_info(name),
+            Source::Safetensors(_) => {}
         }
         if let Quantization::Words { packing, group } = quantization {
             // Whether the codes can be kept is in a tensor, g_idx.
@@ -206,8 +219,10 @@ impl Checkpoint {
     /// # Errors
     /// It is missing, has another shape, or is not what `quantization` says.
     pub fn part(&self, name: &str, shape: [usize; 2], quantization: Quantization) -> Result<Box<dyn Part + '_>> {
-        if let Source::Gguf(tensors) = &self.source {
-            return tensors.part(name, shape);
+        match &self.source {
+            Source::Gguf(tensors) => return tensors.part(name, shape),
+            Source::Synthetic(tensors) => return tensors.part(name, shape),
+            Source::Safetensors(_) => {}
         }
         if let Quantization::Words { packing, group } = quantization {
             return Ok(Box::new(WordsPart::new(self, name, shape, packing, group)?));
@@ -233,8 +248,10 @@ impl Checkpoint {
     /// # Errors
     /// It is missing, has another shape, is no vector of floats, or holds NaN or infinity.
     pub fn vector(&self, name: &str, length: usize) -> Result<Vec<f32>> {
-        if let Source::Gguf(tensors) = &self.source {
-            return tensors.vector(name, length);
+        match &self.source {
+            Source::Gguf(tensors) => return tensors.vector(name, length),
+            Source::Synthetic(tensors) => return tensors.vector(name, length),
+            Source::Safetensors(_) => {}
         }
         let tensor = self.tensor_of_shape(name, &[length])?;
         let values = tensor.to_f32()?;
@@ -244,8 +261,10 @@ impl Checkpoint {
 
     /// An error about the tensor called `name`.
     pub fn error(&self, name: &str, problem: impl std::fmt::Display) -> Error {
-        if let Source::Gguf(tensors) = &self.source {
-            return tensors.error(name, problem);
+        match &self.source {
+            Source::Gguf(tensors) => return tensors.error(name, problem),
+            Source::Synthetic(tensors) => return tensors.error(name, problem),
+            Source::Safetensors(_) => {}
         }
         match self.tensor(name) {
             Ok(tensor) => tensor.error(problem),
@@ -257,6 +276,7 @@ impl Checkpoint {
     pub fn stored(&self) -> impl Iterator<Item = (&str, String, u64)> {
         self.names().filter_map(|name| match &self.source {
             Source::Gguf(tensors) => tensors.stored(name).ok().map(|(kind, bytes)| (name, kind.to_string(), bytes)),
+            Source::Synthetic(tensors) => tensors.bytes(name).map(|bytes| (name, "random".to_owned(), bytes)),
             Source::Safetensors(shards) => {
                 let tensor = shards.tensor(name)?;
                 Some((name, tensor.dtype().to_string(), tensor.bytes().len() as u64))

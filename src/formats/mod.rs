@@ -1,4 +1,5 @@
-//! Files that hold weights: Hugging Face safetensors directories and the quantised layouts inside them, and GGUF files.
+//! Files that hold weights: Hugging Face safetensors directories and the quantised layouts inside them, and GGUF files; and weights
+//! that are random and in no file ([`synthetic`]).
 //!
 //! Nothing here knows a model: [`Checkpoint`] gives named, typed, shaped bytes; [`bitnet`] reads the ternary layouts,
 //! [`part`] gives the rows of a matrix to the loader whatever they are stored as, [`gguf`] reads GGUF.
@@ -11,6 +12,7 @@ pub mod gguf;
 pub mod mapped;
 pub mod part;
 pub mod safetensors;
+pub mod synthetic;
 pub mod tensor;
 pub mod trine;
 pub mod words;

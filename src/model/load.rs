@@ -21,6 +21,9 @@ pub struct Formats {
     pub body: Option<Format>,
     /// Embedding and lm_head; without it what the checkpoint has, but INT8 for dense ones where the body is quantised.
     pub head: Option<Format>,
+    /// What INT4 and INT8 matrices are multiplied with; without it one scale per 32 columns, or per token where the model was
+    /// trained so.
+    pub activation: Option<Activation>,
 }
 
 /// The parts of a matrix as the checkpoint's headers describe them.
@@ -201,7 +204,14 @@ impl<B: Backend> Loader<'_, B> {
     fn matrix(&mut self, source: &MatrixSource) -> Result<B::Weight> {
         let fused = Fused::open(source, self.checkpoint, storage(source, self.config))?;
         let format = format_of(source, &fused.formats(), self.body_is_coded, self.formats)?;
-        let weight = self.backend.prepare(fused.host(source, format)?)?;
+        let host = fused.host(source, format)?;
+        let host = match self.formats.activation {
+            Some(activation) if matches!(format, Format::Int4 { .. } | Format::Int8 { .. }) => {
+                host.with_activation(activation)?
+            }
+            _ => host,
+        };
+        let weight = self.backend.prepare(host)?;
         (self.progress)(fused.release());
         Ok(weight)
     }

@@ -325,5 +325,5 @@ impl<B: Backend> Run<'_, B> {
 fn reference(checkpoint: &Checkpoint, config: &Config) -> Result<Formats> {
     let coded = load::body_is_coded(checkpoint, config, &Formats::default())?;
     let int8 = "int8".parse().expect("int8 is a format");
-    Ok(Formats { body: (!coded).then_some(int8), head: None })
+    Ok(Formats { body: (!coded).then_some(int8), head: None, ..Formats::default() })
 }

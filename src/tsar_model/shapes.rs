@@ -1,6 +1,7 @@
 //! Which ternary matrices a model has.
 
-use crate::model::Config;
+use crate::model::{Config, Heads};
+use crate::shapes::Shape;
 
 /// A matrix that turns `inputs` activations into `outputs` values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,82 +25,31 @@ pub struct Shapes {
     matrices: Vec<Matrix>,
 }
 
-/// A model's sizes in the terms of `config.json`.
-struct Sizes {
-    name: &'static str,
-    hidden: u64,
-    intermediate: u64,
-    layers: u64,
-    heads: u64,
-    kv_heads: u64,
-    head_dim: u64,
-}
-
-/// As in the models' published configurations.
-const BUILT_IN: [Sizes; 5] = [
-    Sizes { name: "bitnet-2b-4t", hidden: 2560, intermediate: 6912, layers: 30, heads: 20, kv_heads: 5, head_dim: 128 },
-    Sizes {
-        name: "bitnet-b1.58-large",
-        hidden: 1536,
-        intermediate: 4096,
-        layers: 24,
-        heads: 16,
-        kv_heads: 16,
-        head_dim: 96,
-    },
-    Sizes {
-        name: "bitnet-b1.58-3b",
-        hidden: 3200,
-        intermediate: 8640,
-        layers: 26,
-        heads: 32,
-        kv_heads: 32,
-        head_dim: 100,
-    },
-    Sizes {
-        name: "llama-b1.58-8b",
-        hidden: 4096,
-        intermediate: 14336,
-        layers: 32,
-        heads: 32,
-        kv_heads: 8,
-        head_dim: 128,
-    },
-    Sizes { name: "falcon3-10b", hidden: 3072, intermediate: 23040, layers: 40, heads: 12, kv_heads: 4, head_dim: 256 },
-];
-
 impl Shapes {
     /// The name of the shape that T-SAR's published counts are for.
-    pub const DEFAULT: &'static str = "bitnet-2b-4t";
+    pub const DEFAULT: &'static str = "bitnet-2b";
 
-    /// Names that [`Shapes::built_in`] knows.
+    /// Names that [`Shapes::built_in`] knows: those of ternary models.
     pub fn names() -> impl Iterator<Item = &'static str> {
-        BUILT_IN.iter().map(|sizes| sizes.name)
+        Shape::known().iter().filter(|shape| shape.is_ternary()).map(|shape| shape.name)
     }
 
-    /// A known model's shapes, by name.
+    /// A known ternary model's shapes, by name.
     pub fn built_in(name: &str) -> Option<Self> {
-        BUILT_IN.iter().find(|sizes| sizes.name == name).map(|sizes| Self::of(sizes, name))
+        let shape = Shape::find(name).filter(|shape| shape.is_ternary())?;
+        let heads = Heads { query: shape.heads, kv: shape.kv_heads, dim: shape.head_dim };
+        Some(Self::of(name, shape.layers, shape.hidden, shape.intermediate, heads))
     }
 
     /// The shapes of the model with this configuration, as if all its layers' matrices were ternary; `name` is for
     /// reports.
     pub fn from_config(config: &Config, name: &str) -> Self {
-        let sizes = Sizes {
-            name: "",
-            hidden: config.hidden as u64,
-            intermediate: config.intermediate as u64,
-            layers: config.layers as u64,
-            heads: config.heads.query as u64,
-            kv_heads: config.heads.kv as u64,
-            head_dim: config.heads.dim as u64,
-        };
-        Self::of(&sizes, name)
+        Self::of(name, config.layers, config.hidden, config.intermediate, config.heads)
     }
 
-    fn of(sizes: &Sizes, name: &str) -> Self {
-        let (hidden, intermediate) = (sizes.hidden, sizes.intermediate);
-        let (query, kv) = (sizes.heads.saturating_mul(sizes.head_dim), sizes.kv_heads.saturating_mul(sizes.head_dim));
+    fn of(name: &str, layers: usize, hidden: usize, intermediate: usize, heads: Heads) -> Self {
+        let (hidden, intermediate, dim) = (hidden as u64, intermediate as u64, heads.dim as u64);
+        let (query, kv) = ((heads.query as u64).saturating_mul(dim), (heads.kv as u64).saturating_mul(dim));
         let matrix = |name, outputs, inputs| Matrix { name, outputs, inputs };
         let matrices = vec![
             matrix("q", query, hidden),
@@ -110,7 +60,7 @@ impl Shapes {
             matrix("up", intermediate, hidden),
             matrix("down", hidden, intermediate),
         ];
-        Self::new(name, sizes.layers, matrices)
+        Self::new(name, layers as u64, matrices)
     }
 
     /// `layers` times these matrices.

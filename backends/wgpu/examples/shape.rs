@@ -50,9 +50,9 @@ fn main() -> Result<()> {
     let layers = layers.min(4);
     let options = Options { profile: true, ..options };
     let mut model = Model::new(Wgpu::open(&options)?, &matrices, layers)?;
-    for (what, rows) in [("one token", 1), ("512 tokens", PROMPT)] {
-        println!("{what}, {layers} layers, by the device's clock:");
-        op_times(&mut model, rows)?;
+    for (position, count) in [(0, 1), (100, 1), (1000, 1), (0, PROMPT)] {
+        println!("{count} tokens from position {position}, {layers} layers, by the device's clock:");
+        op_times(&mut model, position, count)?;
     }
     Ok(())
 }
@@ -111,18 +111,21 @@ fn prefill(model: &mut Model) -> Result<()> {
     Ok(())
 }
 
-fn op_times(model: &mut Model, count: usize) -> Result<()> {
+/// Times of each op, told apart by the op before it: products of one shape may differ in what they wait for.
+fn op_times(model: &mut Model, position: usize, count: usize) -> Result<()> {
     const STEPS: usize = 5;
     let mut sums: BTreeMap<String, (usize, f64)> = BTreeMap::new();
     for step in 0..STEPS + 3 {
-        model.step(&rows(0, count))?;
+        model.step(&rows(position, count))?;
+        let mut before = "the start";
         for time in model.backend.op_times()?.into_iter().filter(|_| step >= 3) {
-            let sum = sums.entry(format!("{} {:?}", time.name, time.workgroups)).or_default();
+            let sum = sums.entry(format!("{} {:?} after {before}", time.name, time.workgroups)).or_default();
             *sum = (sum.0 + 1, sum.1 + time.nanoseconds);
+            before = time.name;
         }
     }
     for (name, (count, nanoseconds)) in sums {
-        println!("  {name:<32} {:>3} times, {:>9.1} us each", count / STEPS, nanoseconds / count as f64 / 1e3);
+        println!("  {name:<44} {:>3} times, {:>9.1} us each", count / STEPS, nanoseconds / count as f64 / 1e3);
     }
     Ok(())
 }

@@ -89,9 +89,12 @@ impl Wgpu {
             words
         };
         let all = batch(&mut rows.iter(), &kept);
-        let selected = batch(&mut rows.iter().filter(|row| row.output), &[]);
         self.device.queue.write_buffer(&self.batches[0], 0, bytemuck::cast_slice(&all));
-        self.device.queue.write_buffer(&self.batches[1], 0, bytemuck::cast_slice(&selected));
+        // Where all rows are selected, the same buffer does.
+        if kept.len() < rows.len() {
+            let selected = batch(&mut rows.iter().filter(|row| row.output), &[]);
+            self.device.queue.write_buffer(&self.batches[1], 0, bytemuck::cast_slice(&selected));
+        }
     }
 
     fn run(&mut self, ops: &[Op], shape: Shape) -> Result<()> {

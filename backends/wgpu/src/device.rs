@@ -1,6 +1,7 @@
 //! The opened device: its limits, its memory, and what goes wrong on it.
 
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use trine_backend::{Error, Result};
 use wgpu::util::DeviceExt;
@@ -9,6 +10,9 @@ use crate::adapters::{self, AdapterFacts, Options};
 
 /// The most that one binding may be: shaders address bytes with 32 bits, and some drivers with 31.
 const LARGEST_BINDING: u64 = 1 << 30;
+
+/// Before and after the time at which a result is expected, the device is asked for it again and again.
+const AWAKE: Duration = Duration::from_micros(200);
 
 /// A device and its queue.
 pub(crate) struct Device {
@@ -22,6 +26,8 @@ pub(crate) struct Device {
     pub(crate) timestamp_period: Option<f32>,
     /// Stand for buffers that a shader writes where it is asked to, and where it is not.
     unused: [wgpu::Buffer; 3],
+    /// What the last wait for a result took.
+    usual_wait: Mutex<Duration>,
     faults: Faults,
 }
 
@@ -61,6 +67,7 @@ impl Device {
             queue,
             facts,
             subgroups,
+            usual_wait: Mutex::default(),
             faults,
         })
     }
@@ -114,6 +121,31 @@ impl Device {
         Ok(())
     }
 
+    /// Waits for all that was submitted, as a step's result is waited for: who sleeps until the device is done is woken
+    /// some 50 us later, so that the last of a wait that takes as long as the one before is spent asking.
+    fn wait_for_result(&self) -> Result<()> {
+        if self.facts.software {
+            return self.wait(None);
+        }
+        let start = Instant::now();
+        let usual = self.usual_wait();
+        let asleep = usual.saturating_sub(AWAKE);
+        let poll = wgpu::PollType::Wait { submission_index: None, timeout: Some(asleep) };
+        // Whatever this one tells, the wait at the end tells too.
+        let mut done = asleep > Duration::ZERO && self.device.poll(poll).is_ok();
+        while !done && start.elapsed() < usual + AWAKE {
+            std::hint::spin_loop();
+            done = self.device.poll(wgpu::PollType::Poll).map_or(true, |status| status.is_queue_empty());
+        }
+        self.wait(None)?;
+        *self.usual_wait.lock().unwrap_or_else(PoisonError::into_inner) = start.elapsed();
+        Ok(())
+    }
+
+    fn usual_wait(&self) -> Duration {
+        *self.usual_wait.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Waits for the device and copies what a buffer for reading holds.
     pub(crate) fn read_staging(&self, staging: &wgpu::Buffer, out: &mut [u8]) -> Result<()> {
         if out.is_empty() {
@@ -129,7 +161,7 @@ impl Device {
             // The receiver is gone if waiting failed, and that failure is told.
             let _ = sender.send(mapped);
         });
-        self.wait(None)?;
+        self.wait_for_result()?;
         receiver.try_recv().map_err(|error| failed(&error))?.map_err(|error| failed(&error))?;
         let view = staging.get_mapped_range(range).map_err(|error| failed(&error))?;
         out.copy_from_slice(&view);

@@ -1,10 +1,10 @@
 //! From ops to dispatches.
 //!
 //! Neighbours share a dispatch: a norm, a gate or attention's last part with the quantisation of its output for
-//! the product that follows; a product with the bias that is added to it; and for one row, RoPE and the store of
-//! keys and values with attention. They compute what they would have computed apart.
+//! the product that follows; a product with the bias that is added to it; and for one row, a product with the gate of
+//! its halves, RoPE and the store of keys and values with attention. They compute what they would have computed apart.
 
-use trine_backend::{Activation, Format, Gate, Group, Heads, Result, ZeroKind};
+use trine_backend::{Activation, Error, Format, Gate, Group, Heads, Result, ZeroKind};
 use trine_shaders::{Codes, Reduce, Shader, Tokens, Width};
 
 use crate::buffers::Buffer;
@@ -17,9 +17,13 @@ use crate::weights::{Matrix, Part};
 /// Positions of a chunk of attention, as in `softmax.wgsl`.
 const CHUNK: usize = 64;
 /// Up to so many chunks, one workgroup takes them all: the join of a split is a dispatch of its own.
-const MOST_SERIAL_CHUNKS: usize = 2;
+const MOST_SERIAL_CHUNKS: usize = 4;
 /// Up to so many rows, attention splits the context over workgroups.
 const MOST_SPLIT_ROWS: usize = 16;
+/// Heads of a workgroup of attention, as `attend.wgsl` has room for; up to so many heads in all, each has a workgroup of
+/// its own.
+const MOST_HEADS: usize = 8;
+const MOST_LONE_HEADS: usize = 256;
 /// Up to so many rows, a product reads the weights once for every four.
 const MOST_FEW_ROWS: usize = 16;
 /// Rows and tokens of a tile of `linear_tiled.wgsl`.
@@ -101,6 +105,14 @@ impl<'a> Planner<'a> {
                     Some(Op::AddBias { x, bias }) if x == out => Some(bias),
                     _ => None,
                 };
+                if let Some(Op::Gated { out: gated, gate_up, gate }) = next
+                    && gate_up == out
+                    && self.gates_alone(gate_up, weight, &later[1..])
+                {
+                    let quantize = wanted(gated, later.get(1)) == Some(Activation::Block);
+                    self.linear_gated(gated, x, weight, *gate, quantize)?;
+                    return Ok(2);
+                }
                 self.linear(out, x, weight, bias)?;
                 return Ok(if bias.is_some() { 2 } else { 1 });
             }
@@ -156,7 +168,7 @@ impl<'a> Planner<'a> {
     }
 
     fn batch(&self) -> &'a wgpu::Buffer {
-        &self.batches[usize::from(self.selected)]
+        &self.batches[usize::from(self.selected && self.shape.outputs < self.shape.rows)]
     }
 
     fn reduce(&self) -> Reduce {
@@ -205,7 +217,8 @@ impl<'a> Planner<'a> {
                 Some(Activation::Block) => 2,
             },
         ));
-        let params = vec![x.columns as u32, eps.to_bits(), x.units() as u32];
+        constants.push(("COLUMNS", x.columns as u32));
+        let params = vec![eps.to_bits()];
         let [codes, spans] = self.codes_of(out, quantize.is_some())?;
         // A buffer can't be bound twice where one use writes: without an addition, any other stands for y.
         let y = add.unwrap_or(weight);
@@ -288,6 +301,32 @@ impl<'a> Planner<'a> {
         Ok(())
     }
 
+    /// Whether a product can apply the gate to its rows itself: for a step of one row, if nothing else reads them.
+    fn gates_alone(&self, gate_up: &Buf, weight: &Matrix, later: &[Op]) -> bool {
+        let halves = weight.rows.is_multiple_of(64) && weight.parts.len() == 1;
+        let fits = self.rows == 1 && codes(weight.format).is_some() && halves;
+        fits && !later.iter().find_map(|op| op.uses(gate_up)).unwrap_or(false)
+    }
+
+    fn linear_gated(&mut self, out: &Buf, x: &Buf, weight: &Shared<Matrix>, gate: Gate, quantize: bool) -> Result<()> {
+        assert!(x.columns == weight.columns && 2 * out.columns == weight.rows, "linear: shapes do not fit");
+        let (Some(codes), [part]) = (codes(weight.format), weight.parts.as_slice()) else {
+            return Err(Error::Device("a product that can't apply the gate was asked to".into()));
+        };
+        self.quantize(x, weight.activation)?;
+        let quantized = x.quantized(self.device)?;
+        let [out_codes, out_spans] = self.codes_of(out, quantize)?;
+        let (scales, zeros) = scales_of(part);
+        let mut constants = constants(weight);
+        constants.extend([("RELU2", u32::from(gate == Gate::Relu2)), ("QUANTIZE", u32::from(quantize))]);
+        let params = [weight.units(), weight.units_per_segment(), out.columns].map(|x| x as u32).to_vec();
+        let inputs = [&quantized.codes, &quantized.spans];
+        let buffers = [out_codes, &part.codes, scales, zeros, inputs[0], inputs[1], out_spans, &out.floats];
+        self.push((Shader::LinearGated(codes), constants), params, &buffers, [out.columns / 32, 1, 1]);
+        self.now_quantized(out, quantize.then_some(Activation::Block));
+        Ok(())
+    }
+
     fn linear_dense(&mut self, out: &Buf, x: &Buf, weight: &Matrix, bias: Option<&Buf>) {
         for part in &weight.parts {
             let mut constants = constants(weight);
@@ -341,7 +380,7 @@ impl<'a> Planner<'a> {
             return false;
         };
         let same = read == qkv && kv == cache.0 && *layer == cache.1 && *shape == heads;
-        let fits = self.rows == 1 && !self.selected && heads.group() <= 8 && heads.dim.is_multiple_of(8);
+        let fits = self.rows == 1 && !self.selected && heads.dim.is_multiple_of(8);
         same && fits && !rest.iter().find_map(|op| op.uses(qkv)).unwrap_or(false)
     }
 
@@ -357,28 +396,33 @@ impl<'a> Planner<'a> {
         quantize: bool,
     ) -> Result<()> {
         let chunks = self.shape.chunks;
-        let bytes = (self.rows * heads.query * chunks * (heads.dim + 2) * 4) as u64;
+        let bytes = (self.rows * heads.query * chunks * (heads.dim.next_multiple_of(4) + 4) * 4) as u64;
         let split = chunks > MOST_SERIAL_CHUNKS && self.rows <= MOST_SPLIT_ROWS && bytes <= self.device.binding_limit;
         if split {
             self.reserve_chunk_sums(bytes)?;
         }
-        let batches = heads.group().div_ceil(8);
-        let sizes = [heads.dim, heads.query, heads.kv, cache.context, cache.vectors(), batches, chunks];
-        let mut params = sizes.map(|x| x as u32).to_vec();
+        let parts = if split { chunks } else { 1 };
+        let each = if self.rows * heads.query * parts <= MOST_LONE_HEADS { 1 } else { MOST_HEADS };
+        let mut params = [cache.context, cache.vectors(), chunks].map(|x| x as u32).to_vec();
         params.push((1.0 / (heads.dim as f64).sqrt() as f32).to_bits());
-        params.push(out.units() as u32);
+        params.push(heads.group() as u32);
         let quantize_here = quantize && !split && heads.dim.is_multiple_of(32) && heads.dim <= 128;
         let [codes, spans] = self.codes_of(out, quantize_here)?;
         let flags = [("SPLIT", split), ("QUANTIZE", quantize_here), ("ROPE", rope.is_some())];
         let mut constants: Vec<_> = flags.into_iter().map(|(name, set)| (name, u32::from(set))).collect();
         constants.push(("CACHE", cache_constant(cache.format)));
+        constants.extend(
+            [("DIM", heads.dim), ("QUERY_HEADS", heads.query), ("KV_HEADS", heads.kv), ("HEADS", each)]
+                .map(|(n, x)| (n, x as u32)),
+        );
         let layer = &cache.layers[layer];
         let sums = self.chunk_sums.clone().filter(|_| split);
         let target = sums.as_ref().unwrap_or(&out.floats);
         let angles = rope.map_or(self.batch(), |table| &table.floats);
         let buffers = [codes, spans, self.batch(), &qkv.floats, &layer.vectors, &layer.scales, target, angles];
-        let workgroups = [if split { chunks } else { 1 }, heads.kv * batches, self.rows];
-        self.push((Shader::Attend, constants), params, &buffers, workgroups);
+        let workgroups = [parts, heads.kv * heads.group().div_ceil(each), self.rows];
+        let width = if heads.dim.is_multiple_of(4) { Width::Four } else { Width::One };
+        self.push((Shader::Attend(width), constants), params, &buffers, workgroups);
         self.now_quantized(out, quantize_here.then_some(Activation::Block));
         if let Some(sums) = &sums {
             self.combine(out, sums, heads.dim, quantize)?;
@@ -387,11 +431,11 @@ impl<'a> Planner<'a> {
     }
 
     fn combine(&mut self, out: &Buf, sums: &wgpu::Buffer, dim: usize, quantize: bool) -> Result<()> {
-        let params = [out.columns, out.units(), dim, self.shape.chunks].map(|x| x as u32).to_vec();
+        let params = [out.columns, out.units(), self.shape.chunks].map(|x| x as u32).to_vec();
         let [codes, spans] = self.codes_of(out, quantize)?;
         let buffers = [codes, spans, self.batch(), sums, &out.floats];
         let workgroups = [(32 * out.units()).div_ceil(256), self.rows, 1];
-        let constants = vec![("QUANTIZE", u32::from(quantize))];
+        let constants = vec![("DIM", dim as u32), ("QUANTIZE", u32::from(quantize))];
         self.push((Shader::AttendCombine, constants), params, &buffers, workgroups);
         self.now_quantized(out, quantize.then_some(Activation::Block));
         Ok(())

@@ -57,7 +57,7 @@ mod without_subgroups {
 
 /// A matrix in several parts gives the bits of the same matrix in one, and bad requests are errors.
 mod limits {
-    use trine_backend::{Backend, Codes, Group, HostMatrix, Int4, KvFormat, KvShape, Row, Zero};
+    use trine_backend::{Backend, Codes, Gate, Group, HostMatrix, Int4, KvFormat, KvShape, Row, Zero};
 
     use super::*;
 
@@ -109,6 +109,51 @@ mod limits {
             assert_eq!((parts, whole), (2, 1));
             assert_eq!(got, want, "{tokens} tokens");
             assert!(want.iter().any(|value| *value != 0.0));
+        }
+    }
+
+    /// From 16384 rows on tiles have 16 of them.
+    #[test]
+    fn a_gate_in_a_wide_product_gives_the_bits_of_one_that_follows_it() {
+        if !device() {
+            return;
+        }
+        const INNER: usize = 8192;
+        let codes = |seed: usize, rows: usize, columns: usize| {
+            let code = |at: usize| (at.wrapping_mul(2_654_435_761).wrapping_add(seed) >> 7) as u8;
+            let scale = |at: usize| half::f16::from_f32((at % 89) as f32 * 1e-3);
+            let codes: Vec<u8> = (0..rows * columns / 2).map(code).collect();
+            let scales: Vec<_> = (0..rows * columns / 32).map(scale).collect();
+            HostMatrix::new(rows, columns, Codes::Int4(Int4::new(Group::G32, codes, scales, Zero::Symmetric))).unwrap()
+        };
+        let mut backend = Wgpu::open(&Options::default()).unwrap();
+        let up = backend.prepare(codes(1, 2 * INNER, COLUMNS)).unwrap();
+        let down = backend.prepare(codes(2, ROWS, INNER)).unwrap();
+        let mut x = backend.alloc(2, COLUMNS).unwrap();
+        let mut gate_up = backend.alloc(2, 2 * INNER).unwrap();
+        let mut gated = backend.alloc(2, INNER).unwrap();
+        let mut out = backend.alloc(2, ROWS).unwrap();
+        let mut results = |tokens: &[u32]| {
+            let row = |&token: &u32| Row { token, sequence: 0, position: token, output: true };
+            let rows: Vec<Row> = tokens.iter().map(row).collect();
+            let step = backend.step(&rows, |b| {
+                b.embed(&mut x, &up);
+                b.linear(&mut gate_up, &x, &up);
+                b.gated(&mut gated, &gate_up, Gate::Silu);
+                b.linear(&mut out, &gated, &down);
+            });
+            step.unwrap();
+            let (mut a, mut b) = (vec![0.0; tokens.len() * INNER], vec![0.0; tokens.len() * ROWS]);
+            backend.read(&gated, &mut a).unwrap();
+            backend.read(&out, &mut b).unwrap();
+            (a, b)
+        };
+        let (both_gated, both) = results(&[7, 3000]);
+        for (at, token) in [7, 3000].into_iter().enumerate() {
+            let (gated, one) = results(&[token]);
+            assert!(one.iter().chain(&gated).any(|value| *value != 0.0));
+            assert_eq!(gated, both_gated[at * INNER..][..INNER], "the gate of token {token}");
+            assert_eq!(one, both[at * ROWS..][..ROWS], "token {token}");
         }
     }
 
