@@ -19,8 +19,11 @@ pub(crate) struct Memory {
     driver: Arc<dyn Driver>,
     /// Bytes of a chunk; 0 gives each piece one, so that a checker sees where it ends.
     chunk: u64,
-    open: Arc<Mutex<Option<(Arc<Chunk>, u64)>>>,
+    open: Arc<Mutex<Option<Open>>>,
 }
+
+/// The chunk that small pieces are cut from, and how much of it is taken.
+type Open = (Arc<Chunk>, u64);
 
 /// Bytes on the device.
 #[derive(Debug)]
