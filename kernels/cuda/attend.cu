@@ -220,7 +220,7 @@ __device__ inline float* partial_of(const Attend& args, const Task& task, unsign
 #define OWN_COLUMNS ((HEADS * MOST + THREADS - 1) / THREADS)
 
 // Chunks whose sums a thread holds before it knows what they count; a divisor of CHUNK.
-#define JOINED (MOST > 128 || (MOST > 64 && !ROPE) ? 2 : MOST > 64 ? 4 : 8)
+#define JOINED (MOST > 128 ? 2 : MOST > 64 ? 4 : 8)
 
 __device__ inline void load_joined(const float* const (&partials)[OWN_COLUMNS], unsigned first, unsigned chunks, unsigned pitch, float (&sums)[JOINED][OWN_COLUMNS]) {
     UNROLL

@@ -18,10 +18,6 @@
 #define PIECES (TOKENS > 2 ? 4 : TOKENS > 1 || ZERO == 1 || ROWS >= 4 || EPILOGUE == 2 ? 12 : NORM ? 14 : 16)
 #endif
 #define DEPTH (PIECES < STEP_PIECES ? 1 : PIECES / STEP_PIECES > MOST_DEPTH ? MOST_DEPTH : PIECES / STEP_PIECES)
-// Steps that are sent for together.
-#ifndef BATCH
-#define BATCH (DEPTH % 2 == 0 ? DEPTH / 2 : 1)
-#endif
 // 128 registers for a thread, or all of them where a lane group has many sums.
 #ifndef MIN_BLOCKS
 #define MIN_BLOCKS ((OUTPUTS > 8 || STEP_PIECES > 4 ? 256 : 512) / THREADS)
@@ -181,12 +177,7 @@ KERNEL(gemv, Product, THREADS, MIN_BLOCKS) {
             for (int i = 0; i < DEPTH; i++) {
                 unsigned step = base + i;
                 if (step < steps) add_step(ring[i], whole, x_codes, x_spans, step, per, lane, sums);
-                // Half of them are sent for at a time: a thread can wait for a few groups of loads only, not for each.
-                if ((i + 1) % BATCH == 0) {
-                    UNROLL
-                    for (int j = i + 1 - BATCH; j <= i; j++)
-                        if (base + j + DEPTH < steps) load_pieces(args, rows, codes, base + j + DEPTH, lane, ring[j]);
-                }
+                if (step + DEPTH < steps) load_pieces(args, rows, codes, step + DEPTH, lane, ring[i]);
             }
         }
         unsigned next = tile + gridDim.x;
@@ -213,7 +204,8 @@ KERNEL(gemv, Product, THREADS, MIN_BLOCKS) {
             if (!exists || t >= args.tokens) continue;
             Sum total = total_of(mine + v * 20);
 #if INTEGER
-            float value = (float)total * (row_scale(args, row) * x_spans[t][0].scale);
+            const Span* span = NORM ? x_spans[0] : args.x_spans + (size_t)t * per * SEGMENTS;
+            float value = (float)total * (row_scale(args, row) * span->scale);
 #else
             float value = total;
 #endif
