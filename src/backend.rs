@@ -12,25 +12,32 @@ use crate::{Error, Result};
 
 #[cfg(feature = "cpu-tsar")]
 pub use trine_cpu_tsar::CpuTsar;
+#[cfg(feature = "cuda-orin")]
+pub use trine_cuda_orin::CudaOrin;
 #[cfg(feature = "wgpu")]
 pub use trine_wgpu::Wgpu;
 
 use crate::hub;
 
 cfg_if::cfg_if! {
-    if #[cfg(feature = "wgpu")] {
+    if #[cfg(feature = "cuda-orin")] {
+        /// The backend that the program runs on.
+        pub type Active = CudaOrin;
+    } else if #[cfg(feature = "wgpu")] {
         /// The backend that the program runs on.
         pub type Active = Wgpu;
     } else if #[cfg(feature = "cpu-tsar")] {
         /// The backend that the program runs on.
         pub type Active = CpuTsar;
     } else {
-        compile_error!("trine needs a backend: build it with --features cpu-tsar or wgpu");
+        compile_error!("trine needs a backend: build it with --features cpu-tsar, wgpu or cuda-orin");
     }
 }
 
 /// The names of the backends that were compiled in, the active one first.
 pub const COMPILED: &[&str] = &[
+    #[cfg(feature = "cuda-orin")]
+    CudaOrin::NAME,
     #[cfg(feature = "wgpu")]
     Wgpu::NAME,
     #[cfg(feature = "cpu-tsar")]
@@ -55,8 +62,10 @@ pub struct Settings {
 /// Which [`Settings`] mean something to a backend.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Takes {
-    /// Numbers of threads, the instruction set and the kernel.
+    /// Numbers of threads and the instruction set.
     pub cpu: bool,
+    /// The kernel to multiply with.
+    pub kernel: bool,
     /// The choice of a device.
     pub device: bool,
 }
@@ -71,11 +80,11 @@ impl Settings {
             ("--threads", self.threads.is_some()),
             ("--threads-batch", self.threads_batch.is_some()),
             ("--isa", self.isa.is_some()),
-            ("--kernel", self.kernel.is_some()),
         ];
         let given = cpu.into_iter().map(|(flag, given)| (flag, given && !takes.cpu));
+        let kernel = ("--kernel", self.kernel.is_some() && !takes.kernel);
         let device = ("--device", self.device.is_some() && !takes.device);
-        match given.chain([device]).find(|(_, wrong)| *wrong) {
+        match given.chain([kernel, device]).find(|(_, wrong)| *wrong) {
             Some((flag, _)) => Err(Error::Usage(format!("{flag} means nothing to {names}: leave it out"))),
             None => Ok(()),
         }
@@ -96,7 +105,7 @@ pub trait Compiled: Backend {
 
 #[cfg(feature = "cpu-tsar")]
 impl Compiled for CpuTsar {
-    const TAKES: Takes = Takes { cpu: true, device: false };
+    const TAKES: Takes = Takes { cpu: true, kernel: true, device: false };
 
     fn options(settings: &Settings) -> Result<Self::Options> {
         let usage = |error: trine_backend::Error| Error::Usage(error.to_string());
@@ -111,9 +120,21 @@ impl Compiled for CpuTsar {
     }
 }
 
+#[cfg(feature = "cuda-orin")]
+impl Compiled for CudaOrin {
+    const TAKES: Takes = Takes { cpu: false, kernel: true, device: true };
+
+    fn options(settings: &Settings) -> Result<Self::Options> {
+        let usage = |error: trine_backend::Error| Error::Usage(error.to_string());
+        let options = trine_cuda_orin::Options::from_environment();
+        let rows = settings.kernel.as_deref().map(str::parse).transpose().map_err(usage)?;
+        Ok(trine_cuda_orin::Options { device: settings.device.clone(), rows, ..options })
+    }
+}
+
 #[cfg(feature = "wgpu")]
 impl Compiled for Wgpu {
-    const TAKES: Takes = Takes { cpu: false, device: true };
+    const TAKES: Takes = Takes { cpu: false, kernel: false, device: true };
 
     fn options(settings: &Settings) -> Result<Self::Options> {
         Ok(trine_wgpu::Options { device: settings.device.clone(), ..trine_wgpu::Options::default() })
@@ -122,7 +143,7 @@ impl Compiled for Wgpu {
 
 /// Not for use, but always there to compare with.
 impl Compiled for Oracle {
-    const TAKES: Takes = Takes { cpu: false, device: false };
+    const TAKES: Takes = Takes { cpu: false, kernel: false, device: false };
 
     fn options(_: &Settings) -> Result<()> {
         Ok(())
@@ -144,6 +165,8 @@ pub trait Job {
 /// [`Error::Usage`] if there is none; the line names those that there are.
 pub fn on<J: Job>(name: &str, job: J) -> Result<J::Output> {
     match name {
+        #[cfg(feature = "cuda-orin")]
+        CudaOrin::NAME => Ok(job.run::<CudaOrin>()),
         #[cfg(feature = "wgpu")]
         Wgpu::NAME => Ok(job.run::<Wgpu>()),
         #[cfg(feature = "cpu-tsar")]
@@ -162,6 +185,8 @@ pub fn on<J: Job>(name: &str, job: J) -> Result<J::Output> {
 #[macro_export]
 macro_rules! each_backend {
     ($callback:ident) => {
+        #[cfg(feature = "cuda-orin")]
+        $callback!(cuda_orin, $crate::backend::CudaOrin);
         #[cfg(feature = "wgpu")]
         $callback!(wgpu, $crate::backend::Wgpu);
         #[cfg(feature = "cpu-tsar")]
@@ -256,11 +281,15 @@ mod tests {
     fn settings_that_mean_nothing_are_refused() {
         let threads = Settings { threads_batch: Some(2), ..Settings::default() };
         let device = Settings { device: Some("1".into()), ..Settings::default() };
-        let (cpu, gpu) = (Takes { cpu: true, device: false }, Takes { cpu: false, device: true });
+        let cpu = Takes { cpu: true, kernel: true, device: false };
+        let gpu = Takes { cpu: false, kernel: false, device: true };
         assert!(threads.check(cpu, "x").is_ok() && device.check(gpu, "x").is_ok());
         assert!(Settings::default().check(Takes::default(), "x").is_ok());
         let line = threads.check(gpu, "some-gpu").unwrap_err().to_string();
         assert_eq!(line, "--threads-batch means nothing to some-gpu: leave it out");
         assert!(device.check(cpu, "x").unwrap_err().to_string().starts_with("--device "));
+        let kernel = Settings { kernel: Some("o4".into()), ..Settings::default() };
+        assert!(kernel.check(cpu, "x").is_ok());
+        assert!(kernel.check(gpu, "x").unwrap_err().to_string().starts_with("--kernel "));
     }
 }

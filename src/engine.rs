@@ -154,6 +154,15 @@ impl<B: Backend> Engine<B> {
         Ok(self.backend.read(self.activations.logits(), out)?)
     }
 
+    /// Waits for the device and finds the most probable token of each of the last step's outputs: the lowest id of equal
+    /// ones, `None` where no token is possible.
+    ///
+    /// # Errors
+    /// The device fails.
+    pub fn read_largest(&mut self, out: &mut [Option<u32>]) -> Result<()> {
+        Ok(self.backend.read_largest(self.activations.logits(), self.config.vocab, out)?)
+    }
+
     /// Shapes and constants of the model.
     pub fn config(&self) -> &Config {
         &self.config
@@ -172,5 +181,10 @@ impl<B: Backend> Engine<B> {
     /// The device.
     pub fn backend(&self) -> &B {
         &self.backend
+    }
+
+    /// The device, to be asked what takes it time.
+    pub fn backend_mut(&mut self) -> &mut B {
+        &mut self.backend
     }
 }

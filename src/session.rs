@@ -55,12 +55,17 @@ impl Course {
     /// The logits are unusable.
     pub fn draw(&mut self, sampler: &mut Sampler, logits: &[f32], eos: &[u32]) -> Result<Option<u32>> {
         let token = sampler.sample(logits)?;
+        Ok(self.accept(sampler, token, eos))
+    }
+
+    /// Accepts a token that was drawn; `None` where it is one of the end tokens `eos`.
+    fn accept(&mut self, sampler: &mut Sampler, token: u32, eos: &[u32]) -> Option<u32> {
         if !self.ignore_end && eos.contains(&token) {
-            return Ok(None);
+            return None;
         }
         sampler.accept(token);
         self.produced += 1;
-        Ok(Some(token))
+        Some(token)
     }
 
     /// Why the token drawn last is not run: `used` of the `context` positions are taken.
@@ -73,13 +78,24 @@ impl Course {
     }
 }
 
+/// Where the logits after the last token of the cache are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Logits {
+    /// Nowhere: the last token's were not asked for, or the cache was cut.
+    Unknown,
+    /// On the device alone.
+    OnDevice,
+    /// In the session.
+    Here,
+}
+
 /// One sequence: the tokens whose keys and values are in the cache, and the logits after the last of them.
 pub struct Session<B: Backend> {
     engine: Engine<B>,
     /// Tokens at positions 0, 1, … of the cache.
     tokens: Vec<u32>,
-    /// Whether `logits` belong to the last of `tokens`.
-    fresh: bool,
+    /// Where the logits that belong to the last of `tokens` are.
+    latest: Logits,
     /// `[vocab]`.
     logits: Vec<f32>,
     /// Rows of the step that is being put together.
@@ -110,7 +126,7 @@ impl<B: Backend> Session<B> {
         let (vocab, extent) = (engine.config().vocab, *engine.extent());
         Session {
             tokens: Vec::with_capacity(extent.kv.context),
-            fresh: false,
+            latest: Logits::Unknown,
             logits: vec![0.0; vocab],
             rows: Vec::with_capacity(extent.rows),
             engine,
@@ -120,6 +136,11 @@ impl<B: Backend> Session<B> {
     /// The engine below.
     pub fn engine(&self) -> &Engine<B> {
         &self.engine
+    }
+
+    /// The engine below, to be asked what takes it time.
+    pub fn engine_mut(&mut self) -> &mut Engine<B> {
+        &mut self.engine
     }
 
     /// Positions of the sequence.
@@ -141,7 +162,7 @@ impl<B: Backend> Session<B> {
     pub fn truncate(&mut self, length: usize) {
         if length < self.tokens.len() {
             self.tokens.truncate(length);
-            self.fresh = false;
+            self.latest = Logits::Unknown;
         }
     }
 
@@ -156,7 +177,7 @@ impl<B: Backend> Session<B> {
         check_prompt(prompt, self.context(), self.engine.config())?;
         let common = self.tokens.iter().zip(prompt).take_while(|(a, b)| a == b).count();
         self.truncate(common);
-        if self.tokens.len() == prompt.len() && !self.fresh {
+        if self.tokens.len() == prompt.len() && self.latest == Logits::Unknown {
             // The last token runs again for its logits.
             self.truncate(prompt.len() - 1);
         }
@@ -169,6 +190,7 @@ impl<B: Backend> Session<B> {
             let end = prompt.len().min(done + self.engine.extent().rows);
             self.step(&prompt[done..end], end == prompt.len())?;
         }
+        self.read_logits()?;
         Ok(Some(prompt.len() - start))
     }
 
@@ -177,10 +199,36 @@ impl<B: Backend> Session<B> {
     /// # Errors
     /// The context is full, or the device fails.
     pub fn advance(&mut self, token: u32) -> Result<()> {
+        self.append(token)?;
+        self.read_logits()
+    }
+
+    /// Appends one token and finds the most probable one after it, which a device can do without sending the logits;
+    /// [`Session::logits`] are those from before. `None` where no token is possible.
+    ///
+    /// # Errors
+    /// The context is full, or the device fails.
+    pub fn follow(&mut self, token: u32) -> Result<Option<u32>> {
+        self.append(token)?;
+        let mut next = [None];
+        self.engine.read_largest(&mut next)?;
+        Ok(next[0])
+    }
+
+    fn append(&mut self, token: u32) -> Result<()> {
         if self.tokens.len() == self.context() {
             return Err(Error::Request(format!("the context of {} tokens is full", self.context())));
         }
         self.step(&[token], true)
+    }
+
+    /// Brings the last step's logits to the host, if they are not there.
+    fn read_logits(&mut self) -> Result<()> {
+        if self.latest == Logits::OnDevice {
+            self.engine.read_logits(&mut self.logits)?;
+            self.latest = Logits::Here;
+        }
+        Ok(())
     }
 
     fn step(&mut self, tokens: &[u32], output: bool) -> Result<()> {
@@ -192,12 +240,11 @@ impl<B: Backend> Session<B> {
             position: (first + i) as u32,
             output: output && i == last,
         }));
-        self.fresh = false;
+        self.latest = Logits::Unknown;
         self.engine.step(&self.rows)?;
         self.tokens.extend_from_slice(tokens);
         if output {
-            self.engine.read_logits(&mut self.logits)?;
-            self.fresh = true;
+            self.latest = Logits::OnDevice;
         }
         Ok(())
     }
@@ -215,15 +262,37 @@ impl<B: Backend> Session<B> {
         ignore_end: bool,
         mut on_token: impl FnMut(u32) -> Result<ControlFlow<End>>,
     ) -> Result<End> {
-        if !self.fresh {
+        if self.latest != Logits::Here {
             return Err(Error::Request("nothing to continue: prefill a prompt first".into()));
         }
-        let mut course = Course::new(limit, ignore_end);
+        let end = self.decode(sampler, Course::new(limit, ignore_end), &mut on_token);
+        // Whoever goes on from here finds the logits in their place.
+        let read = self.read_logits();
+        let end = end?;
+        read.map(|()| end)
+    }
+
+    fn decode(
+        &mut self,
+        sampler: &mut Sampler,
+        mut course: Course,
+        on_token: &mut impl FnMut(u32) -> Result<ControlFlow<End>>,
+    ) -> Result<End> {
         if course.is_complete() {
             return Ok(End::Limit);
         }
+        // The token that the device has chosen already.
+        let mut chosen = None;
         loop {
-            let Some(token) = course.draw(sampler, &self.logits, &self.engine.config().eos)? else {
+            let drawn = match chosen.take() {
+                Some(token) => course.accept(sampler, token, &self.engine.config().eos),
+                None => {
+                    // The sampler says what is wrong with logits that leave no token.
+                    self.read_logits()?;
+                    course.draw(sampler, &self.logits, &self.engine.config().eos)?
+                }
+            };
+            let Some(token) = drawn else {
                 return Ok(End::EndToken);
             };
             if let ControlFlow::Break(end) = on_token(token)? {
@@ -232,7 +301,11 @@ impl<B: Backend> Session<B> {
             if let Some(end) = course.end(self.tokens.len(), self.context()) {
                 return Ok(end);
             }
-            self.advance(token)?;
+            if sampler.options().takes_the_largest() {
+                chosen = self.follow(token)?;
+            } else {
+                self.advance(token)?;
+            }
         }
     }
 }

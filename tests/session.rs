@@ -103,6 +103,31 @@ fn generations_end_for_the_reason_they_say() {
 }
 
 #[test]
+fn greedy_tokens_are_the_samplers_and_leave_the_logits_behind() {
+    let (mut shortcut, mut sampled) = (session(1, &EngineOptions::default()), session(1, &EngineOptions::default()));
+    let prompt = prompt(20);
+    shortcut.prefill(&prompt, || true).unwrap();
+    sampled.prefill(&prompt, || true).unwrap();
+    let (tokens, _) = generate(&mut shortcut, 12);
+    // A penalty of 1 changes nothing, and a bias of 0 neither, but the sampler looks at the logits then.
+    let options = SamplerOptions { temperature: 0.0, logit_bias: vec![(5, 0.0)], ..SamplerOptions::default() };
+    assert!(!options.takes_the_largest());
+    let mut sampler = Sampler::new(options, 4096).unwrap();
+    let mut expected = Vec::new();
+    let end = sampled.generate(&mut sampler, Some(12), true, |token| {
+        expected.push(token);
+        Ok(ControlFlow::Continue(()))
+    });
+    assert_eq!((tokens, End::Limit), (expected, end.unwrap()));
+    assert!(shortcut.tokens() == sampled.tokens() && shortcut.logits() == sampled.logits());
+    // And on it goes, with either.
+    assert_eq!(generate(&mut shortcut, 3), generate(&mut sampled, 3));
+    let next = sampled.follow(7).unwrap();
+    shortcut.advance(7).unwrap();
+    assert_eq!(next, trine_backend::largest(shortcut.logits()));
+}
+
+#[test]
 fn prompts_that_do_not_fit_are_refused() {
     let mut session = session(1, &EngineOptions { context: Some(24), ..EngineOptions::default() });
     assert_eq!(session.prefill(&[], || true).unwrap_err().exit_code(), 2);

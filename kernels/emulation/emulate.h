@@ -64,7 +64,7 @@ struct Meeting {
 };
 
 struct State {
-    std::vector<char> stacks;
+    char* stacks;  // Touched as far as it is used.
     void* sleeping[MOST_THREADS];
     bool ended[MOST_THREADS];
     Meeting warps[MOST_THREADS / WARP];
@@ -220,7 +220,7 @@ inline void run_block() {
     for (const State::Shared& known : state.shared) memset(known.at, 0xff, known.bytes);
     state.block.reset(state.threads);
     for (unsigned thread = 0; thread < state.threads; thread++) {
-        char* top = state.stacks.data() + (thread + 1) * (size_t)STACK;
+        char* top = state.stacks + (thread + 1) * (size_t)STACK;
         // Once the saved registers are taken from it, the stack is aligned as a called function finds it.
         void** sp = (void**)(((uintptr_t)top & ~(uintptr_t)63) - 64);
         sp -= SAVED;
@@ -240,7 +240,8 @@ inline void launch(void (*body)(const void*), const void* args, const unsigned* 
         fprintf(stderr, "emulation: %u threads to a block\n", threads);
         abort();
     }
-    if (state.stacks.empty()) state.stacks.resize(MOST_THREADS * (size_t)STACK);
+    if (!state.stacks) state.stacks = (char*)malloc(MOST_THREADS * (size_t)STACK);
+    if (!state.stacks) abort();
     state.body = body, state.args = args, state.threads = threads;
     state.grid = {grid[0], grid[1], grid[2]};
     for (unsigned z = 0; z < grid[2]; z++)

@@ -495,6 +495,9 @@ pub(super) struct BenchArgs {
     /// How the results are printed.
     #[arg(short, long, value_enum, default_value_t = TableOutput::Md)]
     pub(super) output: TableOutput,
+    /// Print a table of the kernels of each test's last step too, where the backend tells what they take.
+    #[arg(long)]
+    pub(super) profile: bool,
     /// Draw how speed grows with the threads of -t into this file, as SVG.
     #[arg(long, value_name = "FILE", conflicts_with = "threads_batch")]
     pub(super) plot: Option<PathBuf>,

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use serde_json::{Value, json};
-use trine_backend::{Backend, DeviceInfo, Row};
+use trine_backend::{Backend, DeviceInfo, KernelTime, Limits, Row};
 
 use super::Exit;
 use super::args::{BenchArgs, TableOutput, Verbosity};
@@ -19,8 +19,14 @@ use crate::random::split_mix;
 use crate::session::Session;
 use crate::{Error, Result};
 
+/// A device to measure on, and the kernel that was asked for.
+pub(super) struct Setup<O> {
+    pub(super) options: O,
+    pub(super) kernel: Option<String>,
+}
+
 /// Runs the subcommand, on each of `devices`.
-pub(super) fn run<B: Backend>(args: &BenchArgs, devices: &[B::Options], verbosity: Verbosity) -> Result<Exit> {
+pub(super) fn run<B: Backend>(args: &BenchArgs, devices: &[Setup<B::Options>], verbosity: Verbosity) -> Result<Exit> {
     let tests = tests(args);
     check_plot(args)?;
     let meter = Meter::open();
@@ -28,12 +34,18 @@ pub(super) fn run<B: Backend>(args: &BenchArgs, devices: &[B::Options], verbosit
     let context = Some(context(&tests, &files.config)?);
     let options = EngineOptions { context, batch: args.batch_size, ..args.formats.engine() };
     let mut table = Vec::new();
-    for device in devices {
-        let mut session = Session::new(progress::load::<B>(device, &files, &options, verbosity)?);
+    for Setup { options: device, kernel } in devices {
+        let mut engine = progress::load::<B>(device, &files, &options, verbosity)?;
+        let limits = engine.backend_mut().limits().unwrap_or_else(|why| {
+            note(&format!("the speed of a copy can't be measured: {why}"));
+            None
+        });
+        let mut session = Session::new(engine);
         let tokens = random_tokens(session.context(), files.config.vocab);
         let repetitions = args.repetitions.get();
         let mut progress = Progress::new("measuring", (tests.len() * (repetitions + 1)) as u64, verbosity);
-        let model = Model::of(session.engine(), files.path.file_name().unwrap_or(files.path.as_os_str()), args);
+        let name = files.path.file_name().unwrap_or(files.path.as_os_str());
+        let model = Model { kernel: kernel.clone(), limits, ..Model::of(session.engine(), name, args) };
         let mut repeat = |test: &Test, measure: &mut dyn FnMut() -> Result<Sample>| {
             let mut samples = Vec::with_capacity(repetitions);
             for repetition in 0..=repetitions {
@@ -44,12 +56,13 @@ pub(super) fn run<B: Backend>(args: &BenchArgs, devices: &[B::Options], verbosit
                 }
                 progress.advance(1, |_, _| test.name());
             }
-            table.push(Line { model: model.clone(), test: *test, samples });
-            Ok::<_, Error>(())
+            Ok::<_, Error>(samples)
         };
         let meter = meter.as_ref().ok();
         for test in tests.iter().filter(|test| test.sequences == 1) {
-            repeat(test, &mut || measure(&mut session, test, &tokens, meter))?;
+            let samples = repeat(test, &mut || measure(&mut session, test, &tokens, meter))?;
+            let kernels = session.engine_mut().backend_mut().profile()?;
+            table.push(Line { model: model.clone(), test: *test, samples, kernels });
         }
         // One model at a time.
         drop(session);
@@ -59,12 +72,19 @@ pub(super) fn run<B: Backend>(args: &BenchArgs, devices: &[B::Options], verbosit
             let options = EngineOptions { sequences, outputs, batch, ..options };
             let mut engine = progress::load::<B>(device, &files, &options, verbosity)?;
             let mut logits = vec![0.0; sequences * files.config.vocab];
-            repeat(shared, &mut || measure_shared(&mut engine, shared, &tokens, &mut logits, meter))?;
+            let samples = repeat(shared, &mut || measure_shared(&mut engine, shared, &tokens, &mut logits, meter))?;
+            let kernels = engine.backend_mut().profile()?;
+            table.push(Line { model: model.clone(), test: *shared, samples, kernels });
         }
     }
     tell_energy(&meter, verbosity);
     match args.output {
-        TableOutput::Md => print(&markdown(&table))?,
+        TableOutput::Md => {
+            print(&markdown(&table))?;
+            if args.profile {
+                table.iter().try_for_each(|line| print(&kernel_table(line)))?;
+            }
+        }
         TableOutput::Csv => print(&csv(&table))?,
         TableOutput::Json => print_json(&table.iter().map(Line::json).collect())?,
     }
@@ -180,7 +200,7 @@ fn measure<B: Backend>(session: &mut Session<B>, test: &Test, tokens: &[u32], me
         }
         Kind::Decode => {
             for &token in &tokens[test.depth..end] {
-                session.advance(token)?;
+                session.follow(token)?;
             }
         }
     }
@@ -244,6 +264,9 @@ struct Model {
     parameters: u64,
     read_per_token: u64,
     kv_per_position: u64,
+    /// The kernel that was asked for.
+    kernel: Option<String>,
+    limits: Option<Limits>,
 }
 
 impl Model {
@@ -261,6 +284,8 @@ impl Model {
             parameters: plan.parameters,
             read_per_token: plan.read_per_token,
             kv_per_position: kv_per_position(&extent.kv, extent.kv_format),
+            kernel: None,
+            limits: None,
         }
     }
 }
@@ -279,6 +304,8 @@ struct Line {
     model: Model,
     test: Test,
     samples: Vec<Sample>,
+    /// The kernels of the last step.
+    kernels: Vec<KernelTime>,
 }
 
 impl Line {
@@ -326,6 +353,17 @@ impl Line {
         self.bytes_per_token().map(|bytes| bytes as f64 * self.mean() / 1e9)
     }
 
+    /// The same as a share of what a copy moves.
+    fn share_of_copy(&self) -> Option<f64> {
+        let copy = self.model.limits?.copy_bandwidth / 1e9;
+        self.bandwidth().map(|speed| speed / copy)
+    }
+
+    /// Kernels of a step, where the device tells them.
+    fn launches(&self) -> Option<usize> {
+        Some(self.kernels.len()).filter(|&count| count > 0)
+    }
+
     fn json(&self) -> Value {
         let (model, test) = (&self.model, &self.test);
         let tokens = |kind| if test.kind == kind { test.tokens } else { 0 };
@@ -349,18 +387,98 @@ impl Line {
             "samples": self.speeds().collect::<Vec<_>>(),
             "read_per_token": self.bytes_per_token(),
             "gigabytes_per_second": self.bandwidth(),
+            "copy_gigabytes_per_second": model.limits.map(|limits| limits.copy_bandwidth / 1e9),
+            "share_of_copy": self.share_of_copy(),
+            "kernel": model.kernel,
+            "launches": self.launches(),
+            "kernels": kernels_by_name(&self.kernels).iter().map(KernelSum::json).collect::<Vec<_>>(),
             "joules_per_token": self.joules_per_token(),
         })
     }
 }
 
-/// A table; the energy's column is left out where nothing tells it.
-fn markdown(table: &[Line]) -> String {
-    let energy = table.iter().any(|line| line.joules_per_token().is_some());
-    let (title, rule) = if energy { (" J/token |", "---:|") } else { ("", "") };
+/// The launches of one kernel.
+#[derive(Debug, PartialEq)]
+struct KernelSum<'a> {
+    name: &'a str,
+    launches: usize,
+    nanoseconds: f64,
+    bytes: u64,
+}
+
+impl KernelSum<'_> {
+    fn json(&self) -> Value {
+        json!({
+            "kernel": self.name,
+            "launches": self.launches,
+            "microseconds": self.nanoseconds / 1e3,
+            "bytes": self.bytes,
+        })
+    }
+}
+
+/// The kernels of a step, the one that takes longest first.
+fn kernels_by_name(kernels: &[KernelTime]) -> Vec<KernelSum<'_>> {
+    let mut sums: Vec<KernelSum<'_>> = Vec::new();
+    for KernelTime { kernel: name, nanoseconds, bytes } in kernels {
+        match sums.iter_mut().find(|sum| sum.name == name) {
+            Some(sum) => {
+                sum.launches += 1;
+                sum.nanoseconds += nanoseconds;
+                sum.bytes += bytes;
+            }
+            None => sums.push(KernelSum { name, launches: 1, nanoseconds: *nanoseconds, bytes: *bytes }),
+        }
+    }
+    sums.sort_by(|a, b| b.nanoseconds.total_cmp(&a.nanoseconds));
+    sums
+}
+
+/// The kernels of a test's last step, each run alone.
+fn kernel_table(line: &Line) -> String {
+    if line.kernels.is_empty() {
+        return format!("\n{}: this backend does not tell what its kernels take\n", line.test.name());
+    }
+    let all: f64 = line.kernels.iter().map(|kernel| kernel.nanoseconds).sum();
     let mut text = format!(
-        "| model | size | params | backend | threads | test | t/s | read/token | GB/s |{title}\n\
-         |---|---:|---:|---|---:|---|---:|---:|---:|{rule}\n"
+        "\n{}: the last step's kernels one by one, {:.1} us together\n\n\
+         | kernel | launches | us each | us | share | GB/s |\n|---|---:|---:|---:|---:|---:|\n",
+        line.test.name(),
+        all / 1e3
+    );
+    for sum in kernels_by_name(&line.kernels) {
+        let speed = if sum.bytes > 0 { format!("{:.0}", sum.bytes as f64 / sum.nanoseconds) } else { "-".into() };
+        text += &format!(
+            "| {} | {} | {:.2} | {:.1} | {:.1} % | {speed} |\n",
+            sum.name,
+            sum.launches,
+            sum.nanoseconds / 1e3 / sum.launches as f64,
+            sum.nanoseconds / 1e3,
+            100.0 * sum.nanoseconds / all
+        );
+    }
+    text
+}
+
+/// A column that is there where one of the lines has something to say in it.
+type Column = (&'static str, fn(&Line) -> Option<String>);
+
+const OPTIONAL: [Column; 4] = [
+    ("kernel", |line| line.model.kernel.clone()),
+    ("of a copy", |line| line.share_of_copy().map(|share| format!("{:.0} %", 100.0 * share))),
+    ("launches", |line| line.launches().map(|launches| launches.to_string())),
+    ("J/token", |line| line.joules_per_token().map(|joules| format!("{joules:.4}"))),
+];
+
+/// A table; a column of [`OPTIONAL`] is left out where nothing tells it.
+fn markdown(table: &[Line]) -> String {
+    let optional: Vec<Column> =
+        OPTIONAL.into_iter().filter(|(_, value)| table.iter().any(|line| value(line).is_some())).collect();
+    let titles: String = optional.iter().map(|(title, _)| format!(" {title} |")).collect();
+    let mut text = format!(
+        "| model | size | params | backend | threads | test | t/s | read/token | GB/s |{titles}\n\
+         |---|---:|---:|---|---:|---|---:|---:|---:|{}\n",
+        "---:|".repeat(optional.len())
     );
     for line in table {
         let model = &line.model;
@@ -379,7 +497,9 @@ fn markdown(table: &[Line]) -> String {
             line.bytes_per_token().map_or("-".into(), human),
             line.bandwidth().map_or("-".into(), |speed| format!("{speed:.2}")),
         );
-        text += &line.joules_per_token().map_or(String::new(), |joules| format!(" {joules:.4} |"));
+        for (_, value) in &optional {
+            text += &format!(" {} |", value(line).unwrap_or("-".into()));
+        }
         text += "\n";
     }
     text
@@ -410,12 +530,13 @@ fn plot(table: &[Line]) -> String {
     thread_scaling(&title, &series)
 }
 
-/// The fields of the JSON objects but for `samples`.
+/// The fields of the JSON objects but for `samples` and `kernels`.
 fn csv(table: &[Line]) -> String {
     let mut text = String::new();
     for line in table {
         let Value::Object(mut fields) = line.json() else { continue };
         fields.remove("samples");
+        fields.remove("kernels");
         if text.is_empty() {
             text = fields.keys().map(String::as_str).collect::<Vec<_>>().join(",") + "\n";
         }
@@ -451,9 +572,11 @@ mod tests {
             parameters: 20_250_000,
             read_per_token: 1_000_000,
             kv_per_position: 1_000,
+            kernel: None,
+            limits: None,
         };
         let samples = speeds.iter().map(|&speed| Sample { speed, joules: None }).collect();
-        Line { model, test: Test { kind, tokens: 128, depth, sequences: 1 }, samples }
+        Line { model, test: Test { kind, tokens: 128, depth, sequences: 1 }, samples, kernels: Vec::new() }
     }
 
     #[test]
@@ -504,6 +627,34 @@ mod tests {
         let markdown = markdown(&[decode]);
         assert!(markdown.lines().all(|line| line.matches('|').count() == 11), "{markdown}");
         assert!(markdown.contains(" J/token |") && markdown.ends_with("| 0.5000 |\n"), "{markdown}");
+    }
+
+    #[test]
+    fn kernels_are_summed_by_name() {
+        let time = |kernel: &str, nanoseconds, bytes| KernelTime { kernel: kernel.into(), nanoseconds, bytes };
+        let mut decode = line(Kind::Decode, 0, &[100.0]);
+        assert!(kernel_table(&decode).contains("does not tell"));
+        assert_eq!(decode.launches(), None);
+        decode.kernels =
+            vec![time("norm", 2_000.0, 0), time("product", 3_000.0, 9_000), time("product", 5_000.0, 7_000)];
+        let text = kernel_table(&decode);
+        assert!(text.contains("10.0 us together"), "{text}");
+        let product = text.find("| product | 2 | 4.00 | 8.0 | 80.0 % | 2 |").expect("the sum of two launches");
+        assert!(product < text.find("| norm | 1 | 2.00 | 2.0 | 20.0 % | - |").expect("no bytes"), "{text}");
+    }
+
+    #[test]
+    fn a_devices_limits_make_columns() {
+        let mut decode = line(Kind::Decode, 0, &[100.0, 100.0]);
+        assert_eq!(decode.share_of_copy(), None);
+        decode.model.limits = Some(Limits { copy_bandwidth: 2.0 * 100.0 * 1_064_000.0 });
+        decode.model.kernel = Some("o4".into());
+        decode.kernels = vec![KernelTime { kernel: "x".into(), nanoseconds: 1.0, bytes: 0 }; 141];
+        let markdown = markdown(&[decode, line(Kind::Prefill, 0, &[1.0])]);
+        let lines: Vec<_> = markdown.lines().collect();
+        assert!(lines.iter().all(|line| line.matches('|').count() == 13), "{markdown}");
+        assert!(lines[0].ends_with("| kernel | of a copy | launches |"), "{markdown}");
+        assert!(lines[2].ends_with("| o4 | 50 % | 141 |") && lines[3].ends_with("| - | - | - |"), "{markdown}");
     }
 
     #[test]

@@ -66,7 +66,8 @@ fn check_settings(settings: &Settings, names: &[String]) -> Result<()> {
     let mut any = Takes::default();
     for name in names {
         let takes = backend::on(name, OfBackend)?;
-        any = Takes { cpu: any.cpu || takes.cpu, device: any.device || takes.device };
+        any =
+            Takes { cpu: any.cpu || takes.cpu, kernel: any.kernel || takes.kernel, device: any.device || takes.device };
     }
     settings.check(any, &names.join(" and "))
 }

@@ -34,7 +34,8 @@ use trine_backend::Backend;
 
 use crate::backend::{self, Active, Compiled};
 use crate::{Error, Result};
-use args::{BenchArgs, Cli, Command, DeviceArgs};
+use args::{BenchArgs, ChoiceArgs, Cli, Command, DeviceArgs};
+use bench::Setup;
 
 /// How the program ends when nothing failed, with its exit status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -143,11 +144,20 @@ fn device(args: &DeviceArgs) -> Result<<Active as Backend>::Options> {
     Active::options(&settings)
 }
 
-/// The active backend's options with each number of threads, or its own choice where there are none.
-fn devices(args: &BenchArgs) -> Result<Vec<<Active as Backend>::Options>> {
+/// The active backend with each number of threads and each kernel of a list, or its own choice where there are none.
+fn devices(args: &BenchArgs) -> Result<Vec<Setup<<Active as Backend>::Options>>> {
     let counts = args.threads.iter().copied().map(Some);
     let counts: Vec<_> = if args.threads.is_empty() { vec![None] } else { counts.collect() };
-    counts.into_iter().map(|threads| device(&DeviceArgs { threads, choice: args.choice.clone() })).collect()
+    let kernels: Vec<Option<String>> = match &args.choice.kernel {
+        Some(list) => list.split(',').map(|name| Some(name.trim().to_owned())).collect(),
+        None => vec![None],
+    };
+    let pairs = counts.into_iter().flat_map(|threads| kernels.iter().map(move |kernel| (threads, kernel.clone())));
+    let setup = |(threads, kernel): (_, Option<String>)| {
+        let choice = ChoiceArgs { kernel: kernel.clone(), ..args.choice.clone() };
+        Ok(Setup { options: device(&DeviceArgs { threads, choice })?, kernel })
+    };
+    pairs.map(setup).collect()
 }
 
 #[cfg(test)]

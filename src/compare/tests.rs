@@ -69,7 +69,7 @@ impl Backend for WrongGate {
 }
 
 impl Compiled for WrongGate {
-    const TAKES: Takes = Takes { cpu: false, device: false };
+    const TAKES: Takes = Takes { cpu: false, kernel: false, device: false };
 
     fn options(_: &Settings) -> Result<()> {
         Ok(())

@@ -86,6 +86,11 @@ impl SamplerOptions {
         if self.temperature == 0.0 { 1 } else { self.top_k }
     }
 
+    /// Whether the token with the largest logit is always the one: greedy, and nothing changes a logit.
+    pub fn takes_the_largest(&self) -> bool {
+        self.temperature == 0.0 && self.logit_bias.is_empty() && !self.penalises()
+    }
+
     /// Whether any of the three penalties changes a logit.
     pub(super) fn penalises(&self) -> bool {
         let off = self.repeat_penalty == 1.0 && self.presence_penalty == 0.0 && self.frequency_penalty == 0.0;

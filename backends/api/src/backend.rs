@@ -132,6 +132,24 @@ pub struct Choice {
     pub reason: String,
 }
 
+/// What a device can do at most, measured: what the speed of a step is a share of.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Limits {
+    /// Bytes per second of a copy within its memory, read and written bytes both counted.
+    pub copy_bandwidth: f64,
+}
+
+/// A kernel of a step, and what it took.
+#[derive(Clone, Debug, PartialEq)]
+pub struct KernelTime {
+    /// Its name, with what tells its variant from others.
+    pub kernel: String,
+    /// Nanoseconds on the device.
+    pub nanoseconds: f64,
+    /// Bytes that it can't do without reading: weights, keys and values.
+    pub bytes: u64,
+}
+
 /// A device that runs the model graph.
 ///
 /// Ops panic on buffers whose shapes do not fit together: that is a fault of the graph, never of a
@@ -224,6 +242,27 @@ pub trait Backend: Sized + Send + 'static {
     /// Waits for the device and copies the first `out.len() / columns` rows of `buf` to the host.
     fn read(&mut self, buf: &Self::Buf, out: &mut [f32]) -> Result<()>;
 
+    /// Waits for the device and finds the largest value of each of the first `out.len()` rows of `buf`, which has rows of
+    /// `columns`: its index, the lowest of equal ones; `None` where each value is NaN or -inf. A device that can do
+    /// that itself spares the host the values.
+    fn read_largest(&mut self, buf: &Self::Buf, columns: usize, out: &mut [Option<u32>]) -> Result<()> {
+        let mut values = vec![0.0; columns * out.len()];
+        self.read(buf, &mut values)?;
+        out.iter_mut().zip(values.chunks(columns)).for_each(|(out, row)| *out = largest(row));
+        Ok(())
+    }
+
+    /// What the device's memory can do, measured now; `None` where nobody asks. It takes a moment, and memory.
+    fn limits(&mut self) -> Result<Option<Limits>> {
+        Ok(None)
+    }
+
+    /// Runs the kernels of the last step once more, one by one, and tells what each took; nothing where a device can't. For
+    /// steps of a model, which give the same when they are run again.
+    fn profile(&mut self) -> Result<Vec<KernelTime>> {
+        Ok(Vec::new())
+    }
+
     // Fusions: a device overrides those that save it memory traffic or launches.
 
     /// `x[r] += y[r]`, then `out[r] = rms_norm(x[r])`.
@@ -236,5 +275,31 @@ pub trait Backend: Sized + Send + 'static {
     fn rope_store_kv(&mut self, kv: &mut Self::Kv, layer: usize, qkv: &mut Self::Buf, heads: Heads, table: &Self::Buf) {
         self.rope(qkv, heads, table);
         self.store_kv(kv, layer, qkv, heads);
+    }
+}
+
+/// The index of the largest value, the lowest of equal ones; `None` where each is NaN or -inf.
+pub fn largest(values: &[f32]) -> Option<u32> {
+    let mut best: Option<(u32, f32)> = None;
+    for (at, &value) in values.iter().enumerate() {
+        if value > best.map_or(f32::NEG_INFINITY, |(_, best)| best) {
+            best = Some((at as u32, value));
+        }
+    }
+    best.map(|(at, _)| at)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_largest_is_the_first_of_equal_ones() {
+        assert_eq!(largest(&[1.0, 3.0, 3.0, 2.0]), Some(1));
+        assert_eq!(largest(&[f32::NAN, -3.0, f32::NAN, f32::NEG_INFINITY]), Some(1));
+        assert_eq!(largest(&[0.0, -0.0]), Some(0));
+        assert_eq!(largest(&[f32::NEG_INFINITY, f32::INFINITY]), Some(1));
+        assert_eq!(largest(&[f32::NAN, f32::NEG_INFINITY]), None);
+        assert_eq!(largest(&[]), None);
     }
 }

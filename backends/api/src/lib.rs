@@ -11,7 +11,7 @@ mod matrix;
 pub mod oracle;
 
 pub use activation::Activation;
-pub use backend::{Backend, Choice, DeviceInfo, Gate, Heads, KvFormat, KvShape, Row};
+pub use backend::{Backend, Choice, DeviceInfo, Gate, Heads, KernelTime, KvFormat, KvShape, Limits, Row, largest};
 pub use error::{Error, Result};
 pub use format::{Format, Group, ZeroKind};
 pub use matrix::{CodedRow, Codes, HostMatrix, Int4, Int8, RowBuffer, Ternary, Zero, ZeroRow};

@@ -1,6 +1,6 @@
 //! The [`Backend`] trait on a GPU.
 
-use trine_backend::{Backend, DeviceInfo, Error, Gate, Heads, HostMatrix, KvFormat, KvShape, Result, Row};
+use trine_backend::{Backend, DeviceInfo, Error, Gate, Heads, HostMatrix, KvFormat, KvShape, Limits, Result, Row};
 use trine_shaders::Shader;
 
 use crate::adapters::Options;
@@ -16,6 +16,9 @@ use crate::weights::Matrix;
 
 /// Rows of the largest step: a dispatch has no more workgroups in one direction.
 const MOST_ROWS: usize = 65535;
+
+/// Bytes that are copied to learn how fast the memory is.
+const COPIED: u64 = 256 << 20;
 
 /// The backend.
 pub struct Wgpu {
@@ -277,6 +280,13 @@ impl Backend for Wgpu {
             self.copied = Some(copy);
         }
         self.device.read_staging(staging, bytemuck::cast_slice_mut(out))
+    }
+
+    fn limits(&mut self) -> Result<Option<Limits>> {
+        if self.device.facts.software {
+            return Ok(None);
+        }
+        Ok(Some(Limits { copy_bandwidth: self.copy_bandwidth(COPIED)? }))
     }
 
     fn add_rms_norm(&mut self, out: &mut Buf, x: &mut Buf, y: &Buf, weight: &Buf, eps: f32) {

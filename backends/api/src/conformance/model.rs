@@ -142,7 +142,28 @@ impl<B: Backend> Model<B> {
         if outputs == 0 {
             return Ok(Vec::new());
         }
-        read(backend, &s.logits, outputs, plan.vocabulary)
+        let logits = read(backend, &s.logits, outputs, plan.vocabulary)?;
+        let mut chosen = vec![None; outputs];
+        backend
+            .read_largest(&s.logits, plan.vocabulary, &mut chosen)
+            .map_err(|error| refused("read_largest", case())(error))?;
+        for (row, (chosen, logits)) in chosen.iter().zip(logits.chunks(plan.vocabulary)).enumerate() {
+            let want = crate::largest(logits);
+            if *chosen != want {
+                let index = |index: Option<u32>| index.map_or(f32::NAN, |index| index as f32);
+                let (got, want) = (index(*chosen), index(want));
+                return Err(Failure::Differs {
+                    op: "read_largest",
+                    case: case(),
+                    row,
+                    column: 0,
+                    got,
+                    want,
+                    bound: 0.0,
+                });
+            }
+        }
+        Ok(logits)
     }
 }
 

@@ -1,0 +1,487 @@
+//! The [`Backend`] trait on a GPU.
+
+use std::sync::Arc;
+
+use trine_backend::{
+    Backend, DeviceInfo, Error, Gate, Heads, HostMatrix, KernelTime, KvFormat, KvShape, Limits, Result, Row,
+};
+use trine_kernels::args::{self, StepRow};
+use trine_kernels::{Kernel, Launch as Extent};
+
+use crate::buffers::Buffer;
+use crate::driver::{self, Driver, Launch, Sequence, Transfer};
+use crate::kv::Cache;
+use crate::memory::{HostBytes, Memory, Piece};
+use crate::op::{Buf, Op, Shared};
+use crate::options::Options;
+use crate::plan::{Planner, Scratch, Shape, launch};
+use crate::recording::{Ops, Recording, Recordings, Tail};
+use crate::weights::Matrix;
+
+/// Rows of the largest step: a grid has no more blocks in one direction.
+const MOST_ROWS: usize = 65535;
+/// Bytes of a step's row.
+const ROW: usize = size_of::<StepRow>();
+/// Bytes that are copied to learn how fast the memory is: much more than any cache holds.
+const COPIED: u64 = 512 << 20;
+
+/// The backend.
+pub struct CudaOrin {
+    // Fields are dropped in this order: graphs before what they use, the device last.
+    recordings: Recordings,
+    scratch: Scratch,
+    /// The step's rows, then the selected ones; on the host and on the device.
+    host_rows: HostBytes,
+    rows: Piece,
+    /// What [`Backend::read`] and [`Backend::read_largest`] copy into.
+    staging: Option<HostBytes>,
+    /// The largest values' indices and what finds them.
+    largest: Option<Largest>,
+    /// What finds them in the buffer that was asked for last, for so many rows.
+    finds: Option<(u64, [usize; 2], Tail)>,
+    /// Whether the device may still be at work.
+    busy: bool,
+    /// What the last step has brought to the host by itself.
+    brought: Option<Tail>,
+    /// The ops of the step that is being recorded.
+    ops: Ops,
+    options: Options,
+    memory: Memory,
+    driver: Arc<dyn Driver>,
+}
+
+/// Where the search for the largest values keeps its results.
+struct Largest {
+    rows: usize,
+    partials: Piece,
+    counters: Piece,
+}
+
+impl CudaOrin {
+    fn wait(&mut self) -> Result<()> {
+        if self.busy {
+            self.driver.wait()?;
+            self.busy = false;
+        }
+        Ok(())
+    }
+
+    /// Puts the step's rows where its first launch takes them from.
+    fn write_rows(&mut self, rows: &[Row]) -> Result<()> {
+        // The copy of the step before may be under way.
+        self.wait()?;
+        let mut kept = rows.iter().enumerate().filter(|(_, row)| row.output).map(|(at, _)| at);
+        let word = |row: &Row, source: usize| StepRow {
+            token: row.token,
+            sequence: row.sequence,
+            position: row.position,
+            source: source as u32,
+        };
+        let mut out = self.host_rows.bytes_mut().chunks_exact_mut(ROW);
+        let mut write = |row: StepRow| {
+            if let Some(out) = out.next() {
+                out.copy_from_slice(args::Args::bytes(&row));
+            }
+        };
+        rows.iter().for_each(|row| write(word(row, kept.next().unwrap_or(0))));
+        rows.iter().filter(|row| row.output).for_each(|row| write(word(row, 0)));
+        Ok(())
+    }
+
+    /// Brings so many rows to the device: a launch, which the next one need not wait long for, as it would for a copy
+    /// of the driver's.
+    fn bring_rows(&self, count: usize) -> Result<Launch> {
+        let (from, to) = (self.host_rows.address() as u64, self.rows.address());
+        let arguments = args::Copy16 { from, to, vectors: count as u64 };
+        let extent = Extent::copy(count.div_ceil(256));
+        let extent = extent.ok_or_else(|| Error::Device("a step without rows".into()))?;
+        launch(&self.driver, |overlap| Kernel::plain("copy", overlap), extent, &arguments, "rows".into(), 0)
+    }
+
+    fn run(&mut self, rows: &[Row], ops: &Arc<[Op]>, once: bool) -> Result<()> {
+        let outputs = rows.iter().filter(|row| row.output).count();
+        let longest = rows.iter().map(|row| row.position as usize + 1).max().unwrap_or(1);
+        let shape = Shape::new(rows.len(), outputs, longest);
+        self.write_rows(rows)?;
+        if once || self.recordings.find(ops, shape).is_none() {
+            let mut launches = vec![self.bring_rows(rows.len() + outputs)?];
+            let planner = Planner {
+                driver: &self.driver,
+                memory: &self.memory,
+                scratch: &mut self.scratch,
+                steps: [self.rows.address(), self.rows.address() + (ROW * rows.len()) as u64],
+                shape,
+                rows_per_thread: self.options.rows,
+            };
+            let plan = planner.plan(ops)?;
+            launches.extend(plan.launches);
+            if plan.invalidates {
+                self.recordings.forget();
+            }
+            if once {
+                self.driver.start(&Sequence { launches, fetch: None })?;
+                self.busy = true;
+                return Ok(());
+            }
+            self.recordings.keep(Recording::new(Arc::clone(ops), shape, launches));
+        }
+        let Some(recording) = self.recordings.find(ops, shape) else {
+            return Err(Error::Device("a recording was lost".into()));
+        };
+        self.busy = true;
+        recording.run(&self.driver)?;
+        self.brought.clone_from(&recording.tail);
+        Ok(())
+    }
+
+    /// Brings what `tail` says to the host, unless the last step has done so; the step that ran last will do it by itself
+    /// when it comes again.
+    fn bring(&mut self, tail: Tail) -> Result<()> {
+        if self.brought.as_ref() != Some(&tail) {
+            let sequence = Sequence { launches: tail.launches.clone(), fetch: tail.fetch };
+            self.busy = true;
+            self.driver.start(&sequence)?;
+            if let Some(recording) = self.recordings.latest() {
+                recording.tail = Some(tail.clone());
+            }
+            self.brought = Some(tail);
+        }
+        self.wait()
+    }
+
+    /// The address of `bytes` of host memory.
+    fn staging(&mut self, bytes: usize) -> Result<usize> {
+        if self.staging.as_ref().is_none_or(|staging| staging.len() < bytes) {
+            self.wait()?;
+            // Recordings copy into the smaller one.
+            self.recordings.forget();
+            self.brought = None;
+            self.finds = None;
+            self.staging = Some(HostBytes::new(&self.driver, bytes.next_power_of_two())?);
+        }
+        Ok(self.staging.as_ref().map_or(0, HostBytes::address))
+    }
+
+    fn staged(&self, bytes: usize) -> &[u8] {
+        self.staging.as_ref().map_or(&[], |staging| &staging.bytes()[..bytes])
+    }
+
+    /// What finds the largest values of `rows` rows of `buf`.
+    fn find_largest(&mut self, buf: &Buf, rows: usize) -> Result<Tail> {
+        const BLOCKS: usize = 128;
+        let host = self.staging(4 * rows)?;
+        let shape = [rows, buf.columns];
+        if let Some((address, of, tail)) = &self.finds
+            && (*address, *of) == (buf.floats.address(), shape)
+        {
+            return Ok(tail.clone());
+        }
+        if self.largest.as_ref().is_none_or(|largest| largest.rows < rows) {
+            self.wait()?;
+            self.recordings.forget();
+            self.brought = None;
+            self.finds = None;
+            let what = "indices of the largest values";
+            let piece = |bytes: usize| self.memory.zeros(what, bytes as u64);
+            let (partials, counters) = (piece(8 * BLOCKS * rows)?, piece(4 * rows)?);
+            self.largest = Some(Largest { rows, partials, counters });
+        }
+        let Some(Largest { partials, counters, .. }) = &self.largest else {
+            return Err(Error::Device("the place of an index was lost".into()));
+        };
+        let extent = Extent::argmax(buf.columns, rows).filter(|extent| extent.grid[0] as usize <= BLOCKS);
+        let extent = extent.ok_or_else(|| Error::Unsupported(format!("{rows} rows to find the largest values of")))?;
+        let arguments = args::Argmax {
+            x: buf.floats.address(),
+            partials: partials.address(),
+            counters: counters.address(),
+            // The device writes to the host's memory by itself.
+            out: host as u64,
+            next: 0,
+            columns: buf.columns as u32,
+            unused: 0,
+        };
+        let kernel = |overlap| Kernel::plain("argmax", overlap);
+        let launch = launch(&self.driver, kernel, extent, &arguments, format!("argmax {}", buf.columns), 0)?;
+        let tail = Tail { launches: vec![launch], fetch: None };
+        self.finds = Some((buf.floats.address(), shape, tail.clone()));
+        Ok(tail)
+    }
+}
+
+impl Backend for CudaOrin {
+    const NAME: &'static str = "cuda-orin";
+    type Options = Options;
+    type Buf = Shared<Buffer>;
+    type Weight = Shared<Matrix>;
+    type Kv = Shared<Cache>;
+
+    fn open(options: &Options) -> Result<Self> {
+        let driver = driver::open(options)?;
+        let memory = Memory::new(Arc::clone(&driver), !driver.facts().emulated);
+        let bytes = 2 * ROW * MOST_ROWS;
+        Ok(CudaOrin {
+            recordings: Recordings::default(),
+            scratch: Scratch::default(),
+            host_rows: HostBytes::new(&driver, bytes)?,
+            rows: memory.zeros("a step's rows", bytes as u64)?,
+            staging: None,
+            largest: None,
+            finds: None,
+            busy: true,
+            brought: None,
+            ops: Ops::default(),
+            options: options.clone(),
+            memory,
+            driver,
+        })
+    }
+
+    fn info(&self) -> DeviceInfo {
+        let facts = self.driver.facts();
+        let version = |number: u32, unit: u32| format!("{}.{}", number / unit, number % unit);
+        let overlaps = if facts.overlaps() { "yes" } else { "no, from compute capability 9.0 on" };
+        let mut shown = vec![
+            ("compute capability".to_owned(), version(facts.capability, 10)),
+            ("multiprocessors".to_owned(), facts.multiprocessors.to_string()),
+            (
+                "GPU memory".to_owned(),
+                format!("{} MiB{}", facts.memory >> 20, if facts.unified { ", the host's" } else { "" }),
+            ),
+            ("L2 cache".to_owned(), format!("{} KiB", facts.cache >> 10)),
+            ("driver".to_owned(), format!("CUDA {}", version(facts.driver / 10, 100))),
+            ("compiler of kernels".to_owned(), self.driver.compiler()),
+            ("overlapped launches".to_owned(), overlaps.to_owned()),
+        ];
+        if facts.emulated {
+            shown =
+                vec![("warning".to_owned(), "this is no GPU but a program that imitates one: it is slow".to_owned())];
+        }
+        // What is free of memory that is the host's, the host knows better: the driver leaves out what caches hold.
+        let free = if facts.unified || facts.emulated { None } else { self.driver.free().ok() };
+        DeviceInfo { name: facts.name.clone(), facts: shown, free_memory: free }
+    }
+
+    fn alloc(&mut self, rows: usize, columns: usize) -> Result<Buf> {
+        if rows > MOST_ROWS {
+            return Err(Error::Unsupported(format!(
+                "steps of {rows} tokens are above the {MOST_ROWS} of the cuda-orin backend"
+            )));
+        }
+        Ok(Shared::new(Buffer::new(&self.memory, rows, columns)?))
+    }
+
+    fn upload(&mut self, columns: usize, data: &[f32]) -> Result<Buf> {
+        if columns == 0 || data.is_empty() || !data.len().is_multiple_of(columns) {
+            return Err(Error::Invalid(format!("{} values do not fill rows of {columns}", data.len())));
+        }
+        let buffer = Buffer::new(&self.memory, data.len() / columns, columns)?;
+        buffer.floats.write(0, bytemuck::cast_slice(data))?;
+        Ok(Shared::new(buffer))
+    }
+
+    fn prepare(&mut self, matrix: HostMatrix<'_>) -> Result<Shared<Matrix>> {
+        Ok(Shared::new(Matrix::new(&self.memory, &matrix)?))
+    }
+
+    fn kv(&mut self, shape: KvShape, format: KvFormat) -> Result<Shared<Cache>> {
+        Ok(Shared::new(Cache::new(&self.memory, shape, format)?))
+    }
+
+    fn step(&mut self, rows: &[Row], record: impl FnOnce(&mut Self)) -> Result<()> {
+        self.take_step(rows, record, false)
+    }
+
+    fn step_once(&mut self, rows: &[Row], record: impl FnOnce(&mut Self)) -> Result<()> {
+        self.take_step(rows, record, true)
+    }
+
+    fn embed(&mut self, out: &mut Buf, table: &Shared<Matrix>) {
+        self.ops.next(
+            |op| matches!(op, Op::Embed { out: o, table: t } if o == out && t == table),
+            || Op::Embed { out: out.clone(), table: table.clone() },
+        );
+    }
+
+    fn rms_norm(&mut self, out: &mut Buf, x: &Buf, weight: &Buf, eps: f32) {
+        self.norm(out, x, None, weight, eps);
+    }
+
+    fn linear(&mut self, out: &mut Buf, x: &Buf, weight: &Shared<Matrix>) {
+        self.ops.next(
+            |op| matches!(op, Op::Linear { out: o, x: i, weight: w } if o == out && i == x && w == weight),
+            || Op::Linear { out: out.clone(), x: x.clone(), weight: weight.clone() },
+        );
+    }
+
+    fn add_bias(&mut self, x: &mut Buf, bias: &Buf) {
+        self.ops.next(
+            |op| matches!(op, Op::AddBias { x: o, bias: b } if o == x && b == bias),
+            || Op::AddBias { x: x.clone(), bias: bias.clone() },
+        );
+    }
+
+    fn add(&mut self, x: &mut Buf, y: &Buf) {
+        self.ops.next(
+            |op| matches!(op, Op::Add { x: o, y: i } if o == x && i == y),
+            || Op::Add { x: x.clone(), y: y.clone() },
+        );
+    }
+
+    fn head_norm(&mut self, qkv: &mut Buf, heads: Heads, query: &Buf, key: &Buf, eps: f32) {
+        let op = Op::HeadNorm { qkv: qkv.clone(), heads, query: query.clone(), key: key.clone(), eps };
+        self.ops.next(|known| *known == op, || op.clone());
+    }
+
+    fn rope(&mut self, qkv: &mut Buf, heads: Heads, table: &Buf) {
+        self.rope_and_store(qkv, heads, Some(table), None);
+    }
+
+    fn store_kv(&mut self, kv: &mut Shared<Cache>, layer: usize, qkv: &Buf, heads: Heads) {
+        self.rope_and_store(qkv, heads, None, Some((kv, layer)));
+    }
+
+    fn attend(&mut self, out: &mut Buf, qkv: &Buf, kv: &Shared<Cache>, layer: usize, heads: Heads) {
+        self.ops.next(
+            |op| {
+                matches!(op, Op::Attend { out: o, qkv: i, cache: c, layer: l, heads: h }
+                    if o == out && i == qkv && c == kv && *l == layer && *h == heads)
+            },
+            || Op::Attend { out: out.clone(), qkv: qkv.clone(), cache: kv.clone(), layer, heads },
+        );
+    }
+
+    fn gated(&mut self, out: &mut Buf, gate_up: &Buf, gate: Gate) {
+        self.ops.next(
+            |op| matches!(op, Op::Gated { out: o, gate_up: i, gate: g } if o == out && i == gate_up && *g == gate),
+            || Op::Gated { out: out.clone(), gate_up: gate_up.clone(), gate },
+        );
+    }
+
+    fn select_outputs(&mut self, out: &mut Buf, x: &Buf) {
+        self.ops.next(
+            |op| matches!(op, Op::SelectOutputs { out: o, x: i } if o == out && i == x),
+            || Op::SelectOutputs { out: out.clone(), x: x.clone() },
+        );
+    }
+
+    fn read(&mut self, buf: &Buf, out: &mut [f32]) -> Result<()> {
+        let bytes = 4 * out.len();
+        let host = self.staging(bytes)?;
+        let fetch = Some(Transfer { host, device: buf.floats.address(), bytes });
+        self.bring(Tail { launches: Vec::new(), fetch })?;
+        bytemuck::cast_slice_mut(out).copy_from_slice(self.staged(bytes));
+        Ok(())
+    }
+
+    fn read_largest(&mut self, buf: &Buf, columns: usize, out: &mut [Option<u32>]) -> Result<()> {
+        assert_eq!(columns, buf.columns, "read_largest: the rows' columns");
+        let tail = self.find_largest(buf, out.len())?;
+        self.bring(tail)?;
+        let bytes = 4 * out.len();
+        for (out, word) in out.iter_mut().zip(self.staged(bytes).chunks_exact(4)) {
+            let index = u32::from_le_bytes(word.try_into().unwrap_or_default());
+            // Where no value is above -inf there is no index.
+            *out = Some(index).filter(|&index| index < columns as u32);
+        }
+        Ok(())
+    }
+
+    fn limits(&mut self) -> Result<Option<Limits>> {
+        /// Blocks for each multiprocessor: which number is best differs between devices.
+        const BLOCKS: [usize; 4] = [8, 32, 128, 512];
+        const COPIES: usize = 4;
+        if self.driver.facts().emulated {
+            return Ok(None);
+        }
+        let [from, to] = [(), ()].map(|()| self.memory.zeros("what is copied to learn the memory's speed", COPIED));
+        let (from, to) = (from?, to?);
+        let arguments = args::Copy16 { from: from.address(), to: to.address(), vectors: COPIED / 16 };
+        let kernel = |overlap| Kernel::plain("copy", overlap);
+        let mut launches = Vec::new();
+        for extent in
+            BLOCKS.iter().filter_map(|blocks| Extent::copy(blocks * self.driver.facts().multiprocessors as usize))
+        {
+            let copy = launch(&self.driver, kernel, extent, &arguments, "copy".into(), 2 * COPIED)?;
+            launches.extend(std::iter::repeat_n(copy, COPIES));
+        }
+        self.wait()?;
+        let times = self.driver.time(&Sequence { launches, fetch: None })?;
+        let best = times.into_iter().fold(f64::INFINITY, f64::min);
+        Ok(Some(Limits { copy_bandwidth: 2.0 * COPIED as f64 / (best / 1e9) }))
+    }
+
+    fn profile(&mut self) -> Result<Vec<KernelTime>> {
+        self.wait()?;
+        let Some(recording) = self.recordings.latest() else { return Ok(Vec::new()) };
+        let sequence = recording.sequence();
+        self.brought = None;
+        let times = self.driver.time(&sequence)?;
+        let time = |(launch, nanoseconds): (Launch, f64)| KernelTime {
+            kernel: launch.label,
+            nanoseconds,
+            bytes: launch.bytes,
+        };
+        Ok(sequence.launches.into_iter().zip(times).map(time).collect())
+    }
+
+    fn add_rms_norm(&mut self, out: &mut Buf, x: &mut Buf, y: &Buf, weight: &Buf, eps: f32) {
+        self.norm(out, x, Some(y), weight, eps);
+    }
+
+    fn rope_store_kv(&mut self, kv: &mut Shared<Cache>, layer: usize, qkv: &mut Buf, heads: Heads, table: &Buf) {
+        self.rope_and_store(qkv, heads, Some(table), Some((kv, layer)));
+    }
+}
+
+impl CudaOrin {
+    fn norm(&mut self, out: &Buf, x: &Buf, y: Option<&Buf>, weight: &Buf, eps: f32) {
+        self.ops.next(
+            |op| {
+                matches!(op, Op::RmsNorm { out: o, x: i, add, weight: w, eps: e }
+                    if o == out && i == x && add.as_ref() == y && w == weight && e.to_bits() == eps.to_bits())
+            },
+            || Op::RmsNorm { out: out.clone(), x: x.clone(), add: y.cloned(), weight: weight.clone(), eps },
+        );
+    }
+
+    fn rope_and_store(&mut self, qkv: &Buf, heads: Heads, rope: Option<&Buf>, store: Option<(&Shared<Cache>, usize)>) {
+        self.ops.next(
+            |op| {
+                matches!(op, Op::RopeStoreKv { qkv: o, heads: h, table, cache }
+                    if o == qkv
+                        && *h == heads
+                        && table.as_ref() == rope
+                        && cache.as_ref().map(|(cache, layer)| (cache, *layer)) == store)
+            },
+            || Op::RopeStoreKv {
+                qkv: qkv.clone(),
+                heads,
+                table: rope.cloned(),
+                cache: store.map(|(cache, layer)| (cache.clone(), layer)),
+            },
+        );
+    }
+
+    fn take_step(&mut self, rows: &[Row], record: impl FnOnce(&mut Self), once: bool) -> Result<()> {
+        if rows.is_empty() || rows.len() > MOST_ROWS {
+            return Err(Error::Invalid(format!("a step has 1 to {MOST_ROWS} rows, not {}", rows.len())));
+        }
+        self.brought = None;
+        self.ops.begin();
+        record(self);
+        let ops = self.ops.end();
+        if once {
+            // What it works on is not kept.
+            self.ops.forget();
+        }
+        self.run(rows, &ops, once)
+    }
+}
+
+impl Drop for CudaOrin {
+    fn drop(&mut self) {
+        // What launches use is freed next.
+        let _ = self.driver.wait();
+    }
+}

@@ -1,0 +1,70 @@
+//! Activations on the device.
+
+use std::sync::OnceLock;
+
+use trine_backend::{Error, Result};
+use trine_kernels::{LANES, UNIT, segment};
+
+use crate::memory::{Memory, Piece};
+
+/// f32 `[rows, columns]`, row-major, and their INT8 codes where a product asks for them.
+#[derive(Debug)]
+pub struct Buffer {
+    pub(crate) rows: usize,
+    pub(crate) columns: usize,
+    pub(crate) floats: Piece,
+    quantized: OnceLock<Quantized>,
+}
+
+/// INT8 activations, laid out as the rows of an INT8 matrix are; what is past the last column stays zero.
+#[derive(Debug)]
+pub(crate) struct Quantized {
+    /// `[rows, units]` of 32 codes.
+    pub(crate) codes: Piece,
+    /// `[rows, units]` scales with the sums of their codes.
+    pub(crate) spans: Piece,
+}
+
+impl Buffer {
+    pub(crate) fn new(memory: &Memory, rows: usize, columns: usize) -> Result<Buffer> {
+        let bytes = (rows as u64).checked_mul(columns as u64).and_then(|cells| cells.checked_mul(4));
+        let fits = rows > 0 && columns > 0 && u32::try_from(columns).is_ok();
+        let bytes = bytes
+            .filter(|_| fits)
+            .ok_or_else(|| Error::Invalid(format!("a buffer of {rows} x {columns} can't be made")))?;
+        let floats = memory.zeros(&format!("a buffer of {rows} x {columns}"), bytes)?;
+        Ok(Buffer { rows, columns, floats, quantized: OnceLock::new() })
+    }
+
+    /// Units of a segment of a row's codes.
+    pub(crate) fn per(&self) -> usize {
+        segment(self.columns)
+    }
+
+    /// Where the floats of a row begin.
+    pub(crate) fn row(&self, row: usize) -> u64 {
+        self.floats.address() + 4 * (row * self.columns) as u64
+    }
+
+    /// Where the codes of a row begin, and its spans.
+    pub(crate) fn quantized_row(&self, memory: &Memory, row: usize) -> Result<(u64, u64)> {
+        let quantized = self.quantized(memory)?;
+        let units = (row * LANES * self.per()) as u64;
+        Ok((quantized.codes.address() + UNIT as u64 * units, quantized.spans.address() + 8 * units))
+    }
+
+    /// The codes' buffers, made when they are first asked for.
+    fn quantized(&self, memory: &Memory) -> Result<&Quantized> {
+        if let Some(quantized) = self.quantized.get() {
+            return Ok(quantized);
+        }
+        let units = (self.rows as u64).checked_mul((LANES * self.per()) as u64);
+        let bytes = |each: u64| {
+            let bytes = units.and_then(|units| units.checked_mul(each));
+            bytes.ok_or_else(|| Error::OutOfMemory(format!("the codes of {} rows are beyond 64 bits", self.rows)))
+        };
+        let codes = memory.zeros("activation codes", bytes(UNIT as u64)?)?;
+        let spans = memory.zeros("activation scales", bytes(8)?)?;
+        Ok(self.quantized.get_or_init(|| Quantized { codes, spans }))
+    }
+}

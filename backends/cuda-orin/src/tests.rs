@@ -1,0 +1,6 @@
+//! The conformance suite on the machine's GPU, or on the imitated one; what is left out of a step, and bad requests.
+
+mod conforms;
+mod limits;
+mod nowhere;
+mod plans;
