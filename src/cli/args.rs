@@ -762,7 +762,7 @@ pub(super) struct ProjectArgs {
     #[arg(long, value_name = "NAME,…", value_delimiter = ',', default_value = "agx-orin-64",
         value_parser = PossibleValuesParser::new(project::Device::ALL.map(|device| device.name)))]
     pub(super) device: Vec<String>,
-    /// Whose kernels, and with how many rows of a matrix to a block: trine-o1, -o2, -o4, or seed-o1, -o2, -o4, -o8.
+    /// Whose kernels, and with how many rows of a matrix to a block: trine-o1, -o2, -o4, -o8, or seed-o1 to -o8.
     #[arg(long, value_name = "NAME,…", value_delimiter = ',', default_value = "trine-o2")]
     pub(super) engine: Vec<project::Engine>,
     /// Number format of the layers' weights [default: int4-g32, or the seed's int4-row].

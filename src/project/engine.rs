@@ -20,10 +20,11 @@ pub enum Engine {
 
 impl Engine {
     /// All of them.
-    pub const ALL: [Engine; 7] = [
+    pub const ALL: [Engine; 8] = [
         Engine::Trine(1),
         Engine::Trine(2),
         Engine::Trine(4),
+        Engine::Trine(8),
         Engine::Seed(1),
         Engine::Seed(2),
         Engine::Seed(4),

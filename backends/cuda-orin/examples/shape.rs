@@ -53,7 +53,7 @@ fn main() -> Result<()> {
         let context = depths.iter().copied().max().unwrap_or(0).max(PROMPT) + STEPS;
         let mut model = Model::new(backend, &matrices, layers, context)?;
         println!("{layers} layers loaded in {:.1} s", start.elapsed().as_secs_f64());
-        prefill(&mut model, profile)?;
+        prefill(&mut model, copy, profile)?;
         for &depth in &depths {
             decode(&mut model, &matrices, (layers, depth), copy, profile)?;
         }
@@ -96,7 +96,7 @@ fn decode(
     kernel_times(model, copy, profile)
 }
 
-fn prefill(model: &mut Model, profile: bool) -> Result<()> {
+fn prefill(model: &mut Model, copy: f64, profile: bool) -> Result<()> {
     const REPETITIONS: usize = 5;
     for _ in 0..3 {
         model.step(&rows(0, PROMPT))?;
@@ -107,7 +107,7 @@ fn prefill(model: &mut Model, profile: bool) -> Result<()> {
     }
     let seconds = start.elapsed().as_secs_f64() / REPETITIONS as f64;
     println!("prefill of {PROMPT}: {:.0} tok/s, {:.2} ms", PROMPT as f64 / seconds, 1e3 * seconds);
-    kernel_times(model, f64::NAN, profile)
+    kernel_times(model, copy, profile)
 }
 
 /// The kernels of the last step, each by itself.
