@@ -5,7 +5,7 @@
 use super::check::{Case, Checker, Failure, Report, refused};
 use super::data::{DENSE, Random, activations, dense_matrix, integer_formats, random_matrix, rope_table};
 use super::device::{open, output, prepare, read, upload};
-use crate::{Backend, Format, Gate, Heads, KvFormat, KvShape, Row};
+use crate::{Activation, Backend, Format, Gate, Heads, KvFormat, KvShape, Row};
 
 const BATCHES: [usize; 12] = [2, 3, 4, 5, 7, 8, 9, 16, 17, 32, 33, 64];
 /// Different input rows; a row is chosen by a token.
@@ -96,10 +96,25 @@ fn rows_of_ops<B: Backend>(options: &B::Options, checker: &mut Checker) -> Resul
 /// A feed-forward network: a product, the gate of its halves, and a product with that. A backend may take the first two
 /// together.
 fn rows_of_gates<B: Backend>(options: &B::Options, checker: &mut Checker) -> Result<(), Failure> {
+    let mut random = Random::new(6);
+    for format in DENSE.into_iter().chain(integer_formats()) {
+        for (&activation, gate) in activations(format).iter().zip([Gate::Silu, Gate::Relu2]) {
+            rows_of_gate::<B>(options, (format, activation, gate), &mut random, checker)?;
+        }
+    }
+    Ok(())
+}
+
+/// A backend of its own: what is recorded for a number of rows is one model's step.
+fn rows_of_gate<B: Backend>(
+    options: &B::Options,
+    (format, activation, gate): (Format, Activation, Gate),
+    random: &mut Random,
+    checker: &mut Checker,
+) -> Result<(), Failure> {
     const COLUMNS: usize = 334;
     const INNER: usize = 96;
     const TOKENS: u32 = 8;
-    let mut random = Random::new(6);
     let mut backend = open::<B>(options)?;
     let inputs = dense_matrix(Format::F32, COLUMNS, &random.floats(TOKENS as usize * COLUMNS, 4.0));
     let table = prepare(&mut backend, &inputs)?;
@@ -107,36 +122,31 @@ fn rows_of_gates<B: Backend>(options: &B::Options, checker: &mut Checker) -> Res
     let mut gate_up = output(&mut backend, INPUTS, 2 * INNER)?;
     let mut gated = output(&mut backend, INPUTS, INNER)?;
     let mut out = output(&mut backend, INPUTS, COLUMNS)?;
-    for format in DENSE.into_iter().chain(integer_formats()) {
-        for (&activation, gate) in activations(format).iter().zip([Gate::Silu, Gate::Relu2]) {
-            let mut matrix = |rows, columns| {
-                let matrix = random_matrix(&mut random, format, rows, columns).with_activation(activation);
-                prepare(&mut backend, &matrix.expect("a combination from the list"))
-            };
-            let (up, down) = (matrix(2 * INNER, COLUMNS)?, matrix(COLUMNS, INNER)?);
-            let label = format!("{format}, {activation:?} activations, {gate:?}");
-            let mut run = |tokens: &[u32]| -> Result<[Vec<f32>; 2], Failure> {
-                let rows: Vec<Row> = tokens.iter().map(|&token| row(token, 0, token)).collect();
-                backend
-                    .step(&rows, |b| {
-                        b.embed(&mut x, &table);
-                        b.linear(&mut gate_up, &x, &up);
-                        b.gated(&mut gated, &gate_up, gate);
-                        b.linear(&mut out, &gated, &down);
-                    })
-                    .map_err(refused("step", format!("batch {}", tokens.len())))?;
-                Ok([read(&mut backend, &gated, tokens.len(), INNER)?, read(&mut backend, &out, tokens.len(), COLUMNS)?])
-            };
-            let alone = (0..TOKENS).map(|token| run(&[token])).collect::<Result<Vec<_>, _>>()?;
-            for batch in [2, 9, 17] {
-                let tokens: Vec<u32> = (0..batch).map(|at| (at + batch) % TOKENS).collect();
-                let got = run(&tokens)?;
-                for (at, (op, columns)) in [("gated", INNER), ("linear", COLUMNS)].into_iter().enumerate() {
-                    let want: Vec<f32> = tokens.iter().flat_map(|&token| alone[token as usize][at].clone()).collect();
-                    let label = format!("{label}, batch {batch} against each row alone");
-                    checker.identical(Case { op, label: &label, columns }, &got[at], &want)?;
-                }
-            }
+    let mut matrix = |rows, columns| {
+        let matrix = random_matrix(random, format, rows, columns).with_activation(activation);
+        prepare(&mut backend, &matrix.expect("a combination from the list"))
+    };
+    let (up, down) = (matrix(2 * INNER, COLUMNS)?, matrix(COLUMNS, INNER)?);
+    let mut run = |tokens: &[u32]| -> Result<[Vec<f32>; 2], Failure> {
+        let rows: Vec<Row> = tokens.iter().map(|&token| row(token, 0, token)).collect();
+        backend
+            .step(&rows, |b| {
+                b.embed(&mut x, &table);
+                b.linear(&mut gate_up, &x, &up);
+                b.gated(&mut gated, &gate_up, gate);
+                b.linear(&mut out, &gated, &down);
+            })
+            .map_err(refused("step", format!("batch {}", tokens.len())))?;
+        Ok([read(&mut backend, &gated, tokens.len(), INNER)?, read(&mut backend, &out, tokens.len(), COLUMNS)?])
+    };
+    let alone = (0..TOKENS).map(|token| run(&[token])).collect::<Result<Vec<_>, _>>()?;
+    for batch in [2, 9, 17] {
+        let tokens: Vec<u32> = (0..batch).map(|at| (at + batch) % TOKENS).collect();
+        let got = run(&tokens)?;
+        for (at, (op, columns)) in [("gated", INNER), ("linear", COLUMNS)].into_iter().enumerate() {
+            let want: Vec<f32> = tokens.iter().flat_map(|&token| alone[token as usize][at].clone()).collect();
+            let label = format!("{format}, {activation:?} activations, {gate:?}, batch {batch} against each row alone");
+            checker.identical(Case { op, label: &label, columns }, &got[at], &want)?;
         }
     }
     Ok(())
