@@ -3,7 +3,7 @@
 //! A token is a list of launches ([`Kernel`]), each described by what its structure says: blocks and how many of them a
 //! multiprocessor holds at once, bytes of a block from memory, instructions (counted in the machine code that NVRTC makes
 //! for sm_87), and the chain of things that a block waits for one after the other. The multiprocessor is a closed queueing
-//! network ([`queue`]): its resident blocks wait for their own chains side by side and queue for two things that they
+//! network (`queue.rs`): its resident blocks wait for their own chains side by side and queue for two things that they
 //! share, memory and instruction slots. So a kernel comes out bound by whichever is scarce, or by latency where there is too
 //! little in flight to fill either, without being told which.
 //!
