@@ -1,5 +1,7 @@
 //! The GPUs that there are, and the choice of one.
 
+use std::sync::OnceLock;
+
 use trine_backend::{Error, Result};
 
 /// What can be set when the backend is opened.
@@ -43,10 +45,18 @@ pub fn adapters() -> Vec<AdapterFacts> {
 }
 
 pub(crate) fn enumerate() -> Vec<wgpu::Adapter> {
-    let mut descriptor = wgpu::InstanceDescriptor::new_without_display_handle();
-    descriptor.backends = wgpu::Backends::PRIMARY;
-    let instance = wgpu::Instance::new(descriptor);
-    pollster::block_on(instance.enumerate_adapters(wgpu::Backends::PRIMARY))
+    pollster::block_on(instance().enumerate_adapters(wgpu::Backends::PRIMARY))
+}
+
+/// The one instance of this process. The last one that goes takes the driver with it out of memory, and after some dozens
+/// of times NVIDIA's can't be loaded again.
+fn instance() -> &'static wgpu::Instance {
+    static INSTANCE: OnceLock<wgpu::Instance> = OnceLock::new();
+    INSTANCE.get_or_init(|| {
+        let mut descriptor = wgpu::InstanceDescriptor::new_without_display_handle();
+        descriptor.backends = wgpu::Backends::PRIMARY;
+        wgpu::Instance::new(descriptor)
+    })
 }
 
 pub(crate) fn facts(adapter: &wgpu::Adapter) -> AdapterFacts {
