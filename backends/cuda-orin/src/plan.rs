@@ -193,7 +193,7 @@ impl Course<'_> {
         if !can.contains(&wanted) {
             return Ok(Codes { quantize: Quantize::No, codes: 0, spans: 0, floats: out.floats.address() });
         }
-        let (codes, spans) = out.quantized_row(self.planner.memory, 0)?;
+        let (codes, spans) = out.quantized_row(self.planner.memory, 0, self.is_many())?;
         self.quantized.push((out.clone(), wanted, self.is_many()));
         let floats = if floats_needed(out, wanted, later) { out.floats.address() } else { 0 };
         Ok(Codes { quantize: Quantize::from_activation(wanted), codes, spans, floats })
@@ -326,7 +326,7 @@ impl Course<'_> {
             let rows = part.min(self.rows - first);
             let (out_codes, out_spans) = match codes.quantize {
                 Quantize::No => (0, 0),
-                _ => out.quantized_row(self.planner.memory, first)?,
+                _ => out.quantized_row(self.planner.memory, first, many)?,
             };
             let arguments = args::Attend {
                 step: self.step() + (first * size_of::<args::StepRow>()) as u64,
@@ -393,7 +393,7 @@ impl Course<'_> {
 
     /// The codes of a buffer's rows, made now unless they are there.
     fn quantize(&mut self, x: &Buf, activation: Activation) -> Result<(u64, u64)> {
-        let (codes, spans) = x.quantized_row(self.planner.memory, 0)?;
+        let (codes, spans) = x.quantized_row(self.planner.memory, 0, self.is_many())?;
         let wanted = (x.clone(), activation, self.is_many());
         if self.quantized.contains(&wanted) {
             return Ok((codes, spans));
@@ -459,7 +459,7 @@ impl Course<'_> {
         if let Target::Gated(out, gate) = target {
             let made = self.codes_of(out, later, &[Activation::Block])?;
             // The kernel always writes codes.
-            (arguments.out_codes, arguments.out_spans) = out.quantized_row(self.planner.memory, 0)?;
+            (arguments.out_codes, arguments.out_spans) = out.quantized_row(self.planner.memory, 0, self.is_many())?;
             (arguments.out, arguments.out_per, arguments.gate) = (made.floats, out.per() as u32, gate_constant(*gate));
         } else {
             self.changed(out);

@@ -42,6 +42,7 @@ found! {
     swapped_columns_of_a_table: SwappedColumns by PREPARED in "embed";
     batch_dependent: BatchDependent by BATCHES in "linear";
     batch_dependent_models: BatchDependent by MODELS in "model";
+    remembers_batches: RemembersBatches by BATCHES in "linear";
     accumulates: Accumulates by INTEGERS in "linear";
     one_row_too_many: OneRowTooMany by INTEGERS in "linear";
     interleaved_rope: InterleavedRope by FLOATS in "rope";

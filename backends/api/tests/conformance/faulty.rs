@@ -34,6 +34,8 @@ pub(crate) enum Fault {
     SwappedColumns,
     /// Products of more than one row are an ulp off.
     BatchDependent,
+    /// Products of one row are an ulp off after a step of several.
+    RemembersBatches,
     /// Products are added to what `out` held.
     Accumulates,
     /// Products go on to the row after the step's last.
@@ -93,6 +95,8 @@ pub(crate) struct Faulty {
     fault: Fault,
     /// The rows that ops work on.
     rows: Vec<Row>,
+    /// Whether a step had several.
+    had_batches: bool,
     /// Buffers, weights and caches are numbered so that recordings can be told apart.
     next_id: usize,
     /// The step that is being recorded, and the first of each number of rows and outputs.
@@ -169,6 +173,7 @@ impl Backend for Faulty {
             oracle: Oracle::default(),
             fault: *fault,
             rows: Vec::new(),
+            had_batches: false,
             next_id: 0,
             recording: Vec::new(),
             recorded: HashMap::new(),
@@ -201,6 +206,7 @@ impl Backend for Faulty {
 
     fn step(&mut self, rows: &[Row], record: impl FnOnce(&mut Self)) -> Result<()> {
         self.rows = rows.to_vec();
+        self.had_batches |= rows.len() > 1;
         self.recording.clear();
         self.oracle.step(rows, |_| {})?;
         record(self);
@@ -249,6 +255,7 @@ impl Backend for Faulty {
             for (out, product) in results[..kept].iter_mut().zip(products) {
                 *out = match fault {
                     Fault::Accumulates => *out + product,
+                    Fault::RemembersBatches if rows == 1 && self.had_batches => f32::from_bits(product.to_bits() ^ 1),
                     Fault::BatchDependent if rows > 1 => f32::from_bits(product.to_bits() ^ 1),
                     _ => product,
                 };
