@@ -65,19 +65,28 @@ pub(crate) type Outputs = [f32; TILE];
 pub(crate) enum Run {
     /// On exactly its number of tiles and tokens; the outputs are `[tile][token]`.
     Tiles(fn(&Job<'_>, &mut [Outputs])),
-    /// On up to its number of tiles and tokens, with working memory; the outputs are `[tile][token]`.
+    /// On up to its number of tiles and tokens, with working memory.
     #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))] // Where no sweep is written yet.
-    Sweep(fn(&Job<'_>, &mut Room, &mut [[Outputs; LANES]])),
+    Sweep(Sweep),
     /// On tiles in the layout that T-SAR's authors published.
     Published(tsar::Variant),
+}
+
+/// A product in two halves, so that its outputs can go to their places while they are in the L1 cache.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sweep {
+    /// Leaves the sums of all tiles and tokens in the room.
+    pub(crate) sums: fn(&Job<'_>, &mut Room),
+    /// Of these sums the outputs `[tile][token]` of as many tiles as there is room for, from this one on.
+    pub(crate) outputs: fn(&Job<'_>, &Room, usize, &mut [[Outputs; LANES]]),
 }
 
 /// Tokens of a sweep.
 pub(crate) const LANES: usize = 32;
 
-/// Most tiles of a sweep: their int16 and int32 sums take 192 KB, which stay in the L2 cache, and next to them the
-/// tables that are built for every half block cost little.
-pub(crate) const SWEEP: usize = 128;
+/// Most tiles of a sweep. Their int16 sums, which all tables go past, take 160 KB and stay in the L2 cache; the more tiles
+/// there are, the less do the tables cost that are built for every half block: as much as some 150 rows.
+pub(crate) const SWEEP: usize = 320;
 
 /// From one look-up table to the next: the largest index is 2·(1 + 4 + 16 + 64) = 170.
 #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))] // Where no sweep is written yet.
@@ -104,10 +113,11 @@ pub(crate) struct Room {
     pub(crate) tables: Box<[Lanes; HALF_TABLES]>,
     /// `[row]`: sums of the last blocks.
     pub(crate) narrow: Vec<Lanes>,
-    /// `[row]`: sums of all blocks before those.
+    /// `[row]`: sums of all blocks before those, if there are any.
     pub(crate) wide: Vec<Wide>,
-    /// `[tile][token]`.
-    pub(crate) outputs: Vec<[Outputs; LANES]>,
+    /// Whether there are.
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))] // As above.
+    pub(crate) is_wide: bool,
 }
 
 impl Default for Room {
@@ -116,7 +126,7 @@ impl Default for Room {
             tables: vec![Lanes::default(); HALF_TABLES].try_into().expect("the length is the same constant"),
             narrow: vec![Lanes::default(); SWEEP * TILE],
             wide: vec![Wide::default(); SWEEP * TILE],
-            outputs: vec![[Outputs::default(); LANES]; SWEEP],
+            is_wide: false,
         }
     }
 }
@@ -258,7 +268,11 @@ mod tests {
                 KernelInfo { name, isa, family, tiles: 1, tokens, cycles, reason, run }
             }
             const NONE: Run = Run::Tiles(|_, _| {});
-            [kernel(16, 4.0, Run::Sweep(|_, _, _| {})), kernel(4, 9.0, NONE), kernel(1, 11.0, NONE)]
+            [
+                kernel(16, 4.0, Run::Sweep(Sweep { sums: |_, _| {}, outputs: |_, _, _, _| {} })),
+                kernel(4, 9.0, NONE),
+                kernel(1, 11.0, NONE),
+            ]
         };
         let swept = |tokens| sweep_for(&TABLE, tokens).map_or(0, |(_, swept)| swept);
         // 16 lanes of 4 cycles cost as much as 7.1 tokens of 9.

@@ -9,8 +9,8 @@ use trine_backend::{Activation, HostMatrix, Result};
 
 use crate::activations::{Scratch, Tokens};
 use crate::isa::Isa;
-use crate::kernels::{Job, KernelInfo, Kernels, MAX_OUTPUTS, Outputs, Room, Run, Selection};
-use crate::pool::{DisjointMut, Pool, chunk};
+use crate::kernels::{Job, KernelInfo, Kernels, LANES, MAX_OUTPUTS, Outputs, Room, Run, Selection};
+use crate::pool::{DisjointMut, Parts, Pool, chunk};
 use crate::weights::{TILE, Weight};
 
 /// Bytes of weights, once for each token, below which the fork costs more than it saves: the kernels go
@@ -21,11 +21,18 @@ const FORK: usize = 1 << 15;
 /// matrix go past them.
 const CACHED: usize = 128 << 10;
 
-/// Parts of a sweep that each worker should have, so that an odd one makes little difference.
+/// Parts of a product of many tokens for each worker: they take as many as they get to.
 const PARTS: usize = 4;
+
+/// Tokens from which on that pays. With fewer a worker does best with rows in one piece, which come from memory ahead of
+/// their turn, and with the same ones in each step, which may still be in its cache.
+const SHARED: usize = 16;
 
 /// Tiles below which a sweep is not cut for more parts: the tables cost as much as some 80 rows.
 const LEAST_SWEEP: usize = 64;
+
+/// Tiles of a sweep whose outputs are stored together: 256 bytes of each token's, and 8 KB in all.
+const STORED: usize = 8;
 
 /// Tiles that a thread's share is a multiple of: what the kernels take at once.
 const SHARE: usize = 4;
@@ -59,21 +66,58 @@ pub(crate) fn linear(
         rooms.resize_with(workers, Room::default);
     }
     let rooms = DisjointMut::new(rooms);
-    let work = |workers: usize, worker: usize| {
-        if let Some((kernel, swept)) = sweep {
+    let workers = if rows * weight.tiles().len() >= FORK { workers } else { 1 };
+    let cut = sweep.map(|(kernel, swept)| Cut::new(kernel, tiles, swept, workers));
+    let parts = [
+        Parts::new(cut.as_ref().map_or(0, Cut::parts)),
+        Parts::new(if rows >= SHARED && swept < rows { PARTS * workers } else { 0 }),
+    ];
+    let work = |worker: usize| {
+        if let Some(cut) = &cut {
             #[allow(unsafe_code)]
             // SAFETY: each worker number is given out once, so nobody else has its room.
             let room = &mut unsafe { rooms.range(worker..worker + 1) }[0];
-            product.sweep(kernel, swept, workers, worker, room);
+            while let Some(part) = parts[0].take() {
+                product.sweep(cut, part, room);
+            }
         }
-        if swept < rows {
+        if rows < SHARED {
             product.tiles(chunk(tiles, workers, worker, SHARE), swept..rows);
         }
+        while let Some(part) = parts[1].take() {
+            product.tiles(chunk(tiles, PARTS * workers, part, SHARE), swept..rows);
+        }
     };
-    if workers > 1 && rows * weight.tiles().len() >= FORK {
-        pool.run(&|worker| work(workers, worker));
-    } else {
-        work(1, 0);
+    if workers > 1 { pool.run(&work) } else { work(0) }
+}
+
+/// How a sweep is cut: groups of tokens times groups of tiles.
+struct Cut<'a> {
+    kernel: &'a KernelInfo,
+    tiles: usize,
+    tokens: usize,
+    /// Groups of tokens, and of tiles.
+    groups: [usize; 2],
+}
+
+impl<'a> Cut<'a> {
+    /// Every worker should have some parts, unless the tables of small ones would cost more than they save.
+    fn new(kernel: &'a KernelInfo, tiles: usize, tokens: usize, workers: usize) -> Self {
+        let groups = tokens.div_ceil(kernel.tokens);
+        let wanted = (PARTS * workers).div_ceil(groups).min(tiles / LEAST_SWEEP);
+        Cut { kernel, tiles, tokens, groups: [groups, tiles.div_ceil(kernel.tiles).max(wanted).max(1)] }
+    }
+
+    fn parts(&self) -> usize {
+        self.groups[0] * self.groups[1]
+    }
+
+    /// The tiles and the tokens of a part: groups of tokens go past the same tiles one after the other, so that a matrix
+    /// comes from memory once.
+    fn part(&self, part: usize) -> [Range<usize>; 2] {
+        let first = part % self.groups[0] * self.kernel.tokens;
+        let tokens = first..(first + self.kernel.tokens).min(self.tokens);
+        [chunk(self.tiles, self.groups[1], part / self.groups[0], 1), tokens]
     }
 }
 
@@ -87,39 +131,32 @@ struct Product<'a> {
 }
 
 impl Product<'_> {
-    /// A worker's part of the first `swept` tokens: groups of tokens times groups of tiles. Groups of tokens go past the
-    /// same tiles one after the other, so that a matrix comes from memory once.
-    fn sweep(&self, kernel: &KernelInfo, swept: usize, workers: usize, worker: usize, room: &mut Room) {
-        let tiles = self.weight.rows().div_ceil(TILE);
-        let groups = swept.div_ceil(kernel.tokens);
-        // Every worker should have some parts, unless the tables of small ones would cost more than they save.
-        let parts =
-            tiles.div_ceil(kernel.tiles).max((PARTS * workers).div_ceil(groups).min(tiles / LEAST_SWEEP)).max(1);
-        for part in chunk(groups * parts, workers, worker, 1) {
-            let first = part % groups * kernel.tokens;
-            self.sweep_part(
-                kernel,
-                chunk(tiles, parts, part / groups, 1),
-                first..(first + kernel.tokens).min(swept),
-                room,
-            );
+    /// Computes a part of a sweep and copies the outputs of rows and tokens that exist to their places.
+    fn sweep(&self, cut: &Cut<'_>, part: usize, room: &mut Room) {
+        let Run::Sweep(sweep) = cut.kernel.run else { unreachable!("chosen because it is a sweep") };
+        let (layout, [tiles, tokens]) = (self.weight.layout(), cut.part(part));
+        let bytes = &self.weight.tiles()[tiles.start * layout.tile_bytes..tiles.end * layout.tile_bytes];
+        let job = Job { layout, tiles: bytes, tokens: self.tokens.slice(tokens.start, tokens.len()), ahead: None };
+        (sweep.sums)(&job, room);
+        let mut outputs = [[Outputs::default(); LANES]; STORED];
+        for first in (0..tiles.len()).step_by(STORED) {
+            let outputs = &mut outputs[..STORED.min(tiles.len() - first)];
+            (sweep.outputs)(&job, room, first, outputs);
+            self.store_tiles(tiles.start + first, tokens.clone(), outputs);
         }
     }
 
-    /// Runs a sweep and copies the outputs of rows and tokens that exist to their places.
-    fn sweep_part(&self, kernel: &KernelInfo, tiles: Range<usize>, tokens: Range<usize>, room: &mut Room) {
-        let Run::Sweep(run) = kernel.run else { unreachable!("chosen because it is a sweep") };
-        let layout = self.weight.layout();
-        for first in tiles.clone().step_by(kernel.tiles) {
-            let last = (first + kernel.tiles).min(tiles.end);
-            let bytes = &self.weight.tiles()[first * layout.tile_bytes..last * layout.tile_bytes];
-            let job = Job { layout, tiles: bytes, tokens: self.tokens.slice(tokens.start, tokens.len()), ahead: None };
-            let mut outputs = std::mem::take(&mut room.outputs);
-            run(&job, room, &mut outputs[..last - first]);
-            for (tile, outputs) in (first..last).zip(&outputs) {
-                self.store(tile, tokens.start, &outputs[..tokens.len()]);
+    /// Copies outputs `[tile][token]` to their places, token by token: a cache line is filled before another is begun.
+    fn store_tiles(&self, first: usize, tokens: Range<usize>, outputs: &[[Outputs; LANES]]) {
+        let rows = first * TILE..((first + outputs.len()) * TILE).min(self.weight.rows());
+        for (at, token) in tokens.enumerate() {
+            let start = token * self.weight.rows();
+            #[allow(unsafe_code)]
+            // SAFETY: a tile is given to one thread for a token, so nobody else holds these rows of it.
+            let out = unsafe { self.out.range(start + rows.start..start + rows.end) };
+            for (out, outputs) in out.chunks_mut(TILE).zip(outputs) {
+                put(out, &outputs[at]);
             }
-            room.outputs = outputs;
         }
     }
 
@@ -177,11 +214,16 @@ impl Product<'_> {
             #[allow(unsafe_code)]
             // SAFETY: a tile is given to one thread for a token, so nobody else holds these rows of it.
             let out = unsafe { self.out.range(start + rows.start..start + rows.end) };
-            match <&mut Outputs>::try_from(&mut *out) {
-                Ok(out) => *out = *outputs, // One vector, where a copy of any length would be a call.
-                Err(_) => out.copy_from_slice(&outputs[..out.len()]),
-            }
+            put(out, outputs);
         }
+    }
+}
+
+/// Copies the outputs of the rows that exist.
+fn put(out: &mut [f32], outputs: &Outputs) {
+    match <&mut Outputs>::try_from(&mut *out) {
+        Ok(out) => *out = *outputs, // One vector, where a copy of any length would be a call.
+        Err(_) => out.copy_from_slice(&outputs[..out.len()]),
     }
 }
 

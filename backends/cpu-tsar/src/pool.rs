@@ -311,6 +311,25 @@ pub(crate) fn chunk(items: usize, workers: usize, worker: usize, multiple: usize
     bound(worker)..bound(worker + 1)
 }
 
+/// Parts of a task that its workers take as they get to them: on cores that others use too, equal shares do not take
+/// equal times, and who was held up takes fewer.
+pub(crate) struct Parts {
+    next: AtomicUsize,
+    count: usize,
+}
+
+impl Parts {
+    pub(crate) fn new(count: usize) -> Self {
+        Parts { next: AtomicUsize::new(0), count }
+    }
+
+    /// The next part that nobody has taken.
+    pub(crate) fn take(&self) -> Option<usize> {
+        let part = self.next.fetch_add(1, Ordering::Relaxed);
+        (part < self.count).then_some(part)
+    }
+}
+
 /// A slice that several workers may take parts of at the same time.
 pub(crate) struct DisjointMut<'a, T> {
     start: *mut T,

@@ -16,7 +16,7 @@ mod ternary;
 
 use std::arch::x86_64::{__m128i, __m256, __m256i};
 
-use super::{Family, Job, KernelInfo, LANES, Outputs, Room, Run, SWEEP};
+use super::{Family, Job, KernelInfo, LANES, Outputs, Room, Run, SWEEP, Sweep};
 use crate::activations::CodeBlock;
 use crate::isa::Isa;
 
@@ -82,12 +82,32 @@ macro_rules! kernel {
     };
 }
 
-/// [`lookup::sweep`] compiled with AVX2.
-fn sweep(job: &Job<'_>, room: &mut Room, out: &mut [[Outputs; LANES]]) {
+/// [`lookup::sums`] compiled with AVX2.
+fn lookup_sums(job: &Job<'_>, room: &mut Room) {
     struct Op<'a> {
         simd: Simd,
         job: &'a Job<'a>,
         room: &'a mut Room,
+    }
+    impl pulp::NullaryFnOnce for Op<'_> {
+        type Output = ();
+
+        #[inline(always)]
+        fn call(self) {
+            lookup::sums(self.simd, self.job, self.room);
+        }
+    }
+    let simd = Simd::try_new().expect("the kernels are chosen for CPUs that have AVX2");
+    simd.vectorize(Op { simd, job, room });
+}
+
+/// [`lookup::outputs`] compiled with AVX2.
+fn lookup_outputs(job: &Job<'_>, room: &Room, first: usize, out: &mut [[Outputs; LANES]]) {
+    struct Op<'a> {
+        simd: Simd,
+        job: &'a Job<'a>,
+        room: &'a Room,
+        first: usize,
         out: &'a mut [[Outputs; LANES]],
     }
     impl pulp::NullaryFnOnce for Op<'_> {
@@ -95,11 +115,11 @@ fn sweep(job: &Job<'_>, room: &mut Room, out: &mut [[Outputs; LANES]]) {
 
         #[inline(always)]
         fn call(self) {
-            lookup::sweep(self.simd, self.job, self.room, self.out);
+            lookup::outputs(self.simd, self.job, self.room, self.first, self.out);
         }
     }
     let simd = Simd::try_new().expect("the kernels are chosen for CPUs that have AVX2");
-    simd.vectorize(Op { simd, job, room, out });
+    simd.vectorize(Op { simd, job, room, first, out });
 }
 
 /// By family; then by tokens, then by tiles, both falling.
@@ -112,7 +132,7 @@ pub(super) static KERNELS: [KernelInfo; 22] = [
         tokens: LANES,
         cycles: 4.5,
         reason: "81 sums of four activations for 32 tokens at once; a code byte is an index, and an addition 64 multiply-adds",
-        run: Run::Sweep(sweep),
+        run: Run::Sweep(Sweep { sums: lookup_sums, outputs: lookup_outputs }),
     },
     kernel!("avx2-ternary-2x4", Ternary, 2 x 4, 6.2, ternary::prefill::<2, 4>,
         "8 sums in registers; codes unpacked once for 4 tokens, activations broadcast once for 16 rows"),

@@ -317,6 +317,25 @@ fn outputs_do_not_depend_on_batch_or_threads() {
 }
 
 #[test]
+fn sweeps_are_the_same_in_any_parts() {
+    // More tiles than one sweep takes, and tiles enough for each thread to have several.
+    for (rows, columns) in [(8 * kernels::SWEEP + 100, 40), (1100, 72)] {
+        let x = Random(4).floats(70 * columns);
+        let matrix = matrix(Format::Ternary, rows, columns, Fill::Random, false, 13);
+        for isa in isas() {
+            let mut multiplier = Multiplier::new(matrix.clone(), isa, 1).unwrap();
+            let mut single = vec![0.0; 70 * rows];
+            for (x, out) in x.chunks(columns).zip(single.chunks_mut(rows)) {
+                multiplier.multiply(x, out);
+            }
+            for threads in [1, 2, 5] {
+                assert!(same(&product(&matrix, isa, threads, &x), &single), "{isa} {rows} rows, {threads} threads");
+            }
+        }
+    }
+}
+
+#[test]
 fn agrees_with_the_oracle() {
     for format in formats() {
         for activation in activations(format) {

@@ -13,47 +13,86 @@ use crate::activations::CodeBlock;
 use crate::kernels::{HALF_TABLES, Job, LANES, Lanes, Outputs, Room, TABLE, Wide};
 use crate::weights::TILE;
 
-/// Blocks whose sums fit in int16: |Σ t·a| is at most 8 · 32 · 127 = 32,512.
-const FLUSH: usize = 8;
+/// Columns of the 16 tokens of a part, one vector each.
+type Columns = [[__m256i; 16]; LANES / 16];
 
-/// Some tiles times up to [`LANES`] tokens.
+/// How far the int16 sums of each token can have come: Σ|a| since they were last added to the int32 ones. Only where
+/// that would pass 32,767 must they be; with activations as models have them that is once in a thousand columns,
+/// though 258 may suffice.
+struct Reach([__m256i; LANES / 16]);
+
+impl Reach {
+    #[inline(always)]
+    fn new(simd: Simd) -> Self {
+        Reach([simd.avx._mm256_setzero_si256(); LANES / 16])
+    }
+
+    /// Takes half a block in, or starts with it and says so.
+    #[inline(always)]
+    fn restarts_with(&mut self, simd: Simd, columns: &Columns) -> bool {
+        let s = simd.avx2;
+        let mut beyond = simd.avx._mm256_setzero_si256();
+        let mut halves = [beyond; LANES / 16];
+        for part in 0..LANES / 16 {
+            for column in 0..16 {
+                halves[part] = s._mm256_add_epi16(halves[part], s._mm256_abs_epi16(columns[part][column]));
+            }
+            self.0[part] = s._mm256_adds_epi16(self.0[part], halves[part]);
+            let end = s._mm256_cmpeq_epi16(self.0[part], simd.avx._mm256_set1_epi16(i16::MAX));
+            beyond = s._mm256_or_si256(beyond, end);
+        }
+        let restarts = s._mm256_movemask_epi8(beyond) != 0;
+        if restarts {
+            self.0 = halves;
+        }
+        restarts
+    }
+}
+
+/// The sums of all tiles of the job for its tokens, at most [`LANES`].
 #[inline(always)]
-pub(super) fn sweep(simd: Simd, job: &Job<'_>, room: &mut Room, out: &mut [[Outputs; LANES]]) {
-    let blocks = job.layout.blocks;
-    let rows = out.len() * TILE;
-    let Room { tables, narrow, wide, .. } = room;
+pub(super) fn sums(simd: Simd, job: &Job<'_>, room: &mut Room) {
+    let rows = job.tiles.len() / job.layout.tile_bytes * TILE;
+    let Room { tables, narrow, wide, is_wide } = room;
     let (narrow, wide) = (&mut narrow[..rows], &mut wide[..rows]);
-    for first in (0..blocks).step_by(FLUSH) {
-        for block in first..(first + FLUSH).min(blocks) {
-            for half in 0..2 {
-                build_tables(simd, job, block, half, tables);
-                if block == first && half == 0 {
-                    add_half::<true>(simd, job, block, half, tables, narrow);
-                } else {
-                    add_half::<false>(simd, job, block, half, tables, narrow);
-                }
+    let mut reach = Reach::new(simd);
+    *is_wide = false;
+    for block in 0..job.layout.blocks {
+        for half in 0..2 {
+            let columns = [columns(simd, job, block, half, 0), columns(simd, job, block, half, 16)];
+            build_tables(simd, &columns, tables);
+            let restarts = reach.restarts_with(simd, &columns);
+            if restarts {
+                widen(simd, narrow, wide, is_wide);
+            }
+            if restarts || (block, half) == (0, 0) {
+                add_half::<true>(simd, job, block, half, tables, narrow);
+            } else {
+                add_half::<false>(simd, job, block, half, tables, narrow);
             }
         }
-        if first == 0 {
-            flush::<true>(simd, narrow, wide);
-        } else {
-            flush::<false>(simd, narrow, wide);
-        }
     }
-    let token_scales = token_scales(job);
-    for (tile, (wide, out)) in wide.as_chunks::<TILE>().0.iter().zip(out).enumerate() {
-        let scales = job.tile(tile).first_chunk::<{ 4 * TILE }>().expect("a tile has a header");
-        scale(simd, wide, pulp::cast(*scales), &token_scales, out);
+}
+
+/// The outputs of some tiles, from tile number `first` of the job on.
+#[inline(always)]
+pub(super) fn outputs(simd: Simd, job: &Job<'_>, room: &Room, first: usize, out: &mut [[Outputs; LANES]]) {
+    let tokens = token_scales(job);
+    for (tile, out) in (first..).zip(out) {
+        let rows = job.tile(tile).first_chunk::<{ 4 * TILE }>().expect("a tile has a header");
+        let narrow = room.narrow[tile * TILE..].first_chunk().expect("the sums of a job are in its room");
+        let wide = room.wide[tile * TILE..].first_chunk().filter(|_| room.is_wide);
+        scale(simd, (narrow, wide), pulp::cast(*rows), &tokens, out);
     }
 }
 
 /// The tables of half a block: number `i` is for byte `i` of the rows' dwords.
 #[inline(always)]
-fn build_tables(simd: Simd, job: &Job<'_>, block: usize, half: usize, tables: &mut [Lanes; HALF_TABLES]) {
-    for part in 0..LANES / 16 {
-        let columns = columns(simd, job, block, half, 16 * part);
-        for byte in 0..4 {
-            let table = tables[byte * TABLE..].first_chunk_mut::<TABLE>().expect("there is room for all tables");
+fn build_tables(simd: Simd, columns: &Columns, tables: &mut [Lanes; HALF_TABLES]) {
+    for byte in 0..4 {
+        let table = tables[byte * TABLE..].first_chunk_mut::<TABLE>().expect("there is room for all tables");
+        for part in 0..LANES / 16 {
+            let columns = &columns[part];
             build_table(simd, table, part, [columns[byte], columns[byte + 4], columns[byte + 8], columns[byte + 12]]);
         }
     }
@@ -154,16 +193,23 @@ fn add_row<const START: bool>(simd: Simd, codes: u32, tables: &[Lanes; HALF_TABL
 
 /// Adds the int16 sums to the int32 ones, or starts those with them.
 #[inline(always)]
-fn flush<const START: bool>(simd: Simd, narrow: &[Lanes], wide: &mut [Wide]) {
+fn widen(simd: Simd, narrow: &[Lanes], wide: &mut [Wide], is_wide: &mut bool) {
     for (narrow, wide) in narrow.iter().zip(wide) {
+        let before = is_wide.then_some(*wide);
         for part in 0..LANES / 8 {
-            let eight = narrow.0[part / 2].as_chunks::<8>().0[part % 2];
-            let mut sum = simd.avx2._mm256_cvtepi16_epi32(pulp::cast(eight));
-            if !START {
-                sum = simd.avx2._mm256_add_epi32(sum, pulp::cast(wide.0[part]));
-            }
-            wide.0[part] = pulp::cast(sum);
+            wide.0[part] = pulp::cast(total(simd, narrow, before.as_ref(), part));
         }
+    }
+    *is_wide = true;
+}
+
+/// Eight tokens' sums.
+#[inline(always)]
+fn total(simd: Simd, narrow: &Lanes, wide: Option<&Wide>, part: usize) -> __m256i {
+    let sum = simd.avx2._mm256_cvtepi16_epi32(pulp::cast(narrow.0[part / 2].as_chunks::<8>().0[part % 2]));
+    match wide {
+        Some(wide) => simd.avx2._mm256_add_epi32(sum, pulp::cast(wide.0[part])),
+        None => sum,
     }
 }
 
@@ -181,7 +227,7 @@ fn token_scales(job: &Job<'_>) -> [[f32; 8]; LANES / 8] {
 #[inline(always)]
 fn scale(
     simd: Simd,
-    wide: &[Wide; TILE],
+    (narrow, wide): (&[Lanes; TILE], Option<&[Wide; TILE]>),
     rows: [f32; TILE],
     tokens: &[[f32; 8]; LANES / 8],
     out: &mut [Outputs; LANES],
@@ -191,7 +237,11 @@ fn scale(
         let mut lanes = [simd.avx._mm256_setzero_ps(); TILE];
         for row in 0..TILE {
             let scale = simd.avx._mm256_mul_ps(simd.avx._mm256_set1_ps(rows[row]), tokens);
-            lanes[row] = simd.avx._mm256_mul_ps(simd.avx._mm256_cvtepi32_ps(pulp::cast(wide[row].0[part])), scale);
+            let sum = match wide {
+                Some(wide) => total(simd, &narrow[row], Some(&wide[row]), part),
+                None => total(simd, &narrow[row], None, part),
+            };
+            lanes[row] = simd.avx._mm256_mul_ps(simd.avx._mm256_cvtepi32_ps(sum), scale);
         }
         let turned = transpose(simd, lanes);
         for token in 0..8 {
