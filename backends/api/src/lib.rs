@@ -5,6 +5,7 @@
 pub mod activation;
 mod backend;
 pub mod conformance;
+mod devices;
 mod error;
 mod format;
 mod matrix;
@@ -12,6 +13,7 @@ pub mod oracle;
 
 pub use activation::Activation;
 pub use backend::{Backend, Choice, DeviceInfo, Gate, Heads, KernelTime, KvFormat, KvShape, Limits, Row, largest};
+pub use devices::find_device;
 pub use error::{Error, Result};
 pub use format::{Format, Group, ZeroKind};
 pub use matrix::{CodedRow, Codes, HostMatrix, Int4, Int8, RowBuffer, Ternary, Zero, ZeroRow};

@@ -2,7 +2,7 @@
 
 use std::sync::OnceLock;
 
-use trine_backend::{Error, Result};
+use trine_backend::{Error, Result, find_device};
 
 /// What can be set when the backend is opened.
 #[derive(Clone, Debug, Default)]
@@ -90,7 +90,7 @@ pub(crate) fn choose(device: Option<&str>) -> Result<wgpu::Adapter> {
     }
     let names: Vec<String> = adapters.iter().map(|adapter| adapter.get_info().name).collect();
     let index = match device {
-        Some(device) => find(&names, device)?,
+        Some(device) => find_device("GPU", &names, device)?,
         None => best(&adapters),
     };
     Ok(adapters.swap_remove(index))
@@ -105,32 +105,4 @@ fn best(adapters: &[wgpu::Adapter]) -> usize {
         wgpu::DeviceType::Cpu => 4,
     };
     (0..adapters.len()).min_by_key(|&at| rank(&adapters[at])).unwrap_or(0)
-}
-
-/// The number of the device that `wanted` names.
-fn find(names: &[String], wanted: &str) -> Result<usize> {
-    let found = match wanted.parse::<usize>() {
-        Ok(number) => Some(number).filter(|&number| number < names.len()),
-        Err(_) => names.iter().position(|name| name.to_lowercase().contains(&wanted.to_lowercase())),
-    };
-    found.ok_or_else(|| {
-        let list: Vec<String> = names.iter().enumerate().map(|(at, name)| format!("{at} ({name})")).collect();
-        Error::Invalid(format!("there is no GPU '{wanted}': there is {}", list.join(", ")))
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn devices_are_found_by_number_and_by_name() {
-        let names = ["NVIDIA H200".to_owned(), "llvmpipe (LLVM 15)".to_owned()];
-        assert_eq!(find(&names, "1").unwrap(), 1);
-        assert_eq!(find(&names, "nvidia").unwrap(), 0);
-        assert_eq!(find(&names, "LLVMpipe").unwrap(), 1);
-        let error = find(&names, "2").unwrap_err().to_string();
-        assert!(error.contains("no GPU '2'") && error.contains("1 (llvmpipe (LLVM 15))"), "{error}");
-        assert!(find(&names, "arc").is_err());
-    }
 }

@@ -281,26 +281,37 @@ fn dots<S: Simd, C: Cell, const G: usize, const P: usize>(
     scores: &mut [f32],
 ) {
     const { assert!(G * P == LANES) };
-    let positions = keys.len() / stride;
+    let len = stride / LANES;
+    let mut query = [&[][..]; G];
+    let mut local = [[0.0; TILE]; G];
+    for g in 0..G {
+        query[g] = &lanes(&queries[g * stride..(g + 1) * stride])[..len];
+    }
+    let positions = (keys.len() / stride).min(TILE);
     let mut p = 0;
     while p + P <= positions {
-        prefetch(simd, &keys[p * stride..(p + P) * stride], ahead);
-        let sums = dots_of::<S, C, G, P>(simd, queries, &keys[p * stride..], stride);
+        let keys = &keys[p * stride..(p + P) * stride];
+        prefetch(simd, keys, ahead);
+        let sums = dots_of::<S, C, G, P>(simd, query, keys, len);
         let mut all = [simd.splat(0.0); LANES];
         for i in 0..LANES {
             all[i] = sums[i / P][i % P];
         }
-        for (g, sums) in simd.sums(all).chunks_exact(P).enumerate() {
-            scores[g * CHUNK + p..][..P].copy_from_slice(sums);
+        let all = simd.sums(all);
+        for i in 0..LANES {
+            local[i / P][p + i % P] = all[i];
         }
         p += P;
     }
     while p < positions {
-        let sums = dots_of::<S, C, G, 1>(simd, queries, &keys[p * stride..], stride);
+        let sums = dots_of::<S, C, G, 1>(simd, query, &keys[p * stride..(p + 1) * stride], len);
         for g in 0..G {
-            scores[g * CHUNK + p] = simd.sum(sums[g][0]);
+            local[g][p] = simd.sum(sums[g][0]);
         }
         p += 1;
+    }
+    for g in 0..G {
+        scores[g * CHUNK..][..positions].copy_from_slice(&local[g][..positions]);
     }
 }
 
@@ -308,18 +319,13 @@ fn dots<S: Simd, C: Cell, const G: usize, const P: usize>(
 #[inline(always)]
 fn dots_of<S: Simd, C: Cell, const G: usize, const P: usize>(
     simd: S,
-    queries: &[f32],
+    query: [&[Lanes]; G],
     keys: &[C],
-    stride: usize,
+    len: usize,
 ) -> [[S::F32s; P]; G] {
-    let len = stride / LANES;
-    let mut query = [&[][..]; G];
     let mut key = [&[][..]; P];
-    for g in 0..G {
-        query[g] = &lanes(&queries[g * stride..(g + 1) * stride])[..len];
-    }
     for p in 0..P {
-        key[p] = &lanes(&keys[p * stride..(p + 1) * stride])[..len];
+        key[p] = &lanes(keys)[p * len..(p + 1) * len];
     }
     let mut sums = [[simd.splat(0.0); P]; G];
     for i in 0..len {
@@ -372,18 +378,17 @@ fn weighted_lanes<S: Simd, C: Cell, const G: usize, const N: usize>(
     at: usize,
     sums: &mut [f32],
 ) {
-    let rows = values.len() / stride;
-    let mut weight = [&[][..]; G];
+    let mut weight: [&[f32; TILE]; G] = [&[0.0; TILE]; G];
     let mut local = [[simd.splat(0.0); N]; G];
     for g in 0..G {
-        weight[g] = &weights[g * CHUNK..][..rows];
+        weight[g] = weights[g * CHUNK..].first_chunk().expect("a chunk is whole tiles");
         let sums: &[Lanes; N] = array(&sums[g * stride + at..]);
         for n in 0..N {
             local[g][n] = simd.load(&sums[n]);
         }
     }
-    for p in 0..rows {
-        let from: &[[C; LANES]; N] = array(&values[p * stride + at..]);
+    for (p, values) in values.chunks_exact(stride).take(TILE).enumerate() {
+        let from: &[[C; LANES]; N] = array(&values[at..]);
         let mut value = [simd.splat(0.0); N];
         for n in 0..N {
             value[n] = C::load(simd, &from[n]);

@@ -6,7 +6,7 @@ use std::sync::Mutex;
 
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys;
-use trine_backend::{Error, Result};
+use trine_backend::{Error, Result, find_device};
 use trine_kernels::{Cache, Compiler, Kernel as Source};
 
 use super::{Driver, Facts, Kernel, Launch, Prepared, Sequence, Transfer};
@@ -325,19 +325,7 @@ fn choose(device: Option<&str>) -> Result<c_int> {
             "the CUDA driver finds no GPU: look at nvidia-smi and CUDA_VISIBLE_DEVICES".into(),
         ));
     }
-    find(&names, device.unwrap_or("0")).map(|ordinal| ordinal as c_int)
-}
-
-/// The number of the device that `wanted` names.
-fn find(names: &[String], wanted: &str) -> Result<usize> {
-    let found = match wanted.parse::<usize>() {
-        Ok(number) => Some(number).filter(|&number| number < names.len()),
-        Err(_) => names.iter().position(|name| name.to_lowercase().contains(&wanted.to_lowercase())),
-    };
-    found.ok_or_else(|| {
-        let list: Vec<String> = names.iter().enumerate().map(|(at, name)| format!("{at} ({name})")).collect();
-        Error::Invalid(format!("there is no CUDA device '{wanted}': there is {}", list.join(", ")))
-    })
+    find_device("CUDA device", &names, device.unwrap_or("0")).map(|ordinal| ordinal as c_int)
 }
 
 fn facts(device: sys::CUdevice) -> std::result::Result<Facts, DriverError> {
@@ -388,16 +376,6 @@ fn failed(what: &str, error: DriverError) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn devices_are_found_by_number_and_by_name() {
-        let names = ["NVIDIA H200".to_owned(), "Orin".to_owned()];
-        assert_eq!(find(&names, "1").unwrap(), 1);
-        assert_eq!(find(&names, "h200").unwrap(), 0);
-        let line = find(&names, "2").unwrap_err().to_string();
-        assert_eq!(line, "there is no CUDA device '2': there is 0 (NVIDIA H200), 1 (Orin)");
-        assert!(find(&names, "ada").is_err());
-    }
 
     #[test]
     fn a_machine_without_a_driver_says_what_is_missing() {
