@@ -1,9 +1,9 @@
-//! Packers: rows of floats or of ternary values to a [`HostMatrix`], on all cores, one row in memory per
+//! Packers: rows of floats or of ternary values to a [`HostMatrix`], large ones on all cores, one row in memory per
 //! core besides the result.
 
 use half::{bf16, f16};
-use rayon::prelude::*;
 
+use super::rows::fill_rows;
 use super::{Codes, HostMatrix, Int4, Int8, Ternary, Zero, int4, ternary};
 use crate::format::{Group, ZeroKind};
 use crate::{Error, Format};
@@ -28,7 +28,8 @@ impl HostMatrix<'static> {
         let codes = match format {
             Format::F32 => {
                 let mut values = vec![0.0; rows * columns];
-                values.par_chunks_mut(columns).enumerate().try_for_each(|(row, out)| read_row(row, out))?;
+                let fields = (&mut values[..], &mut vec![(); rows][..], &mut vec![(); rows][..]);
+                fill_rows(rows, columns, fields, || (), |(), row, out, _, _| read_row(row, out))?;
                 Codes::F32(values.into())
             }
             Format::F16 => Codes::F16(narrow(rows, columns, read_row, f16::from_f32)?.into()),
@@ -55,11 +56,16 @@ impl HostMatrix<'static> {
         let row_bytes = Ternary::row_bytes(columns);
         let mut codes = vec![0u8; rows * row_bytes];
         let mut scales = vec![0.0f32; rows];
-        codes.par_chunks_mut(row_bytes).zip(&mut scales).enumerate().try_for_each_init(
+        let fields = (&mut codes[..], &mut scales[..], &mut vec![(); rows][..]);
+        fill_rows(
+            rows,
+            columns,
+            fields,
             || vec![0i8; columns],
-            |values, (row, (codes, scale))| {
-                *scale = read_row(row, values)?;
-                ternary::pack_row(values, codes);
+            |values, row, codes, scale, _| {
+                scale[0] = read_row(row, values)?;
+                let wrong = ternary::pack_row(values, codes);
+                assert_eq!(wrong, None, "a value of row {row} is not ternary");
                 Ok::<(), E>(())
             },
         )?;
@@ -74,9 +80,13 @@ fn narrow<T: Copy + Default + Send, E: Send>(
     from_f32: impl Fn(f32) -> T + Sync,
 ) -> Result<Vec<T>, E> {
     let mut values = vec![T::default(); rows * columns];
-    values.par_chunks_mut(columns).enumerate().try_for_each_init(
+    let fields = (&mut values[..], &mut vec![(); rows][..], &mut vec![(); rows][..]);
+    fill_rows(
+        rows,
+        columns,
+        fields,
         || vec![0.0; columns],
-        |floats, (row, out)| {
+        |floats, row, out, _, _| {
             read_row(row, floats)?;
             out.iter_mut().zip(floats.iter()).for_each(|(out, &value)| *out = from_f32(value));
             Ok(())
@@ -94,9 +104,13 @@ fn int8_rows<E: Send>(
     let (width, groups) = (group.columns(columns), group.count(columns));
     let mut codes = vec![0i8; rows * columns];
     let mut scales = vec![f16::ZERO; rows * groups];
-    codes.par_chunks_mut(columns).zip(scales.par_chunks_mut(groups)).enumerate().try_for_each_init(
+    let fields = (&mut codes[..], &mut scales[..], &mut vec![(); rows][..]);
+    fill_rows(
+        rows,
+        columns,
+        fields,
         || vec![0.0; columns],
-        |floats, (row, (codes, scales))| {
+        |floats, row, codes, scales, _| {
             read_row(row, floats)?;
             int8_row(floats, width, codes, scales);
             Ok(())
@@ -114,25 +128,28 @@ fn int4_rows<E: Send>(
     let (width, groups, row_bytes) = (group.columns(columns), group.count(columns), Int4::row_bytes(columns));
     let mut codes = vec![0u8; rows * row_bytes];
     let mut scales = vec![f16::ZERO; rows * groups];
-    codes.par_chunks_mut(row_bytes).zip(scales.par_chunks_mut(groups)).enumerate().try_for_each_init(
-        || (vec![0.0; columns], vec![0u8; columns]),
-        |(floats, raw), (row, (codes, scales))| {
-            read_row(row, floats)?;
-            int4_row(floats, width, raw, scales);
-            int4::pack_row(raw, codes);
-            Ok(())
-        },
-    )?;
+    let fields = (&mut codes[..], &mut scales[..], &mut vec![(); rows][..]);
+    let scratch = || (vec![0.0; columns], vec![0u8; columns]);
+    fill_rows(rows, columns, fields, scratch, |(floats, raw), row, codes, scales, _| {
+        read_row(row, floats)?;
+        int4_row(floats, width, raw, scales);
+        let wrong = int4::pack_row(raw, codes);
+        debug_assert_eq!(wrong, None);
+        Ok(())
+    })?;
     Ok(Codes::Int4(Int4::new(group, codes, scales, Zero::Symmetric)))
 }
 
 /// INT8 codes and scales of one row whose groups have `width` columns.
 pub(super) fn int8_row(floats: &[f32], width: usize, codes: &mut [i8], scales: &mut [f16]) {
     for ((floats, codes), scale) in floats.chunks(width).zip(codes.chunks_mut(width)).zip(scales) {
-        *scale = f16_scale(largest(floats).abs() / 127.0);
+        *scale = f16_scale(largest_magnitude(floats) / 127.0);
         let inverse = invert(*scale);
         codes.iter_mut().zip(floats).for_each(|(code, &value)| {
-            *code = (value * inverse).round_ties_even().clamp(-127.0, 127.0) as i8;
+            let scaled = (value * inverse).clamp(-127.0, 127.0);
+            // NaN, which a cast would make 0.
+            let scaled = if scaled.is_nan() { 0.0 } else { scaled };
+            *code = (scaled + ROUND).to_bits() as i8;
         });
     }
 }
@@ -183,7 +200,27 @@ fn squared_error(values: &[f32], scale: f16) -> f64 {
 }
 
 fn int4_code(value: f32, inverse: f32) -> f32 {
-    (value * inverse).round_ties_even().clamp(-8.0, 7.0)
+    (value * inverse).clamp(-8.0, 7.0) + ROUND - ROUND
+}
+
+/// 1.5 · 2^23: floats around it are the integers, so that adding it rounds a small number to an integer, ties to even,
+/// which then is in the lowest bits. CPUs without an instruction that rounds (x86-64 as first sold) call a function for
+/// [`f32::round_ties_even`].
+const ROUND: f32 = 12_582_912.0;
+
+/// The largest magnitude, NaN left out: in as many lanes as let the compiler use vectors.
+fn largest_magnitude(values: &[f32]) -> f32 {
+    let larger = |best: f32, value: f32| if value > best { value } else { best };
+    let (chunks, rest) = values.as_chunks::<8>();
+    let mut best = [0.0f32; 8];
+    for chunk in chunks {
+        for (best, value) in best.iter_mut().zip(chunk) {
+            *best = larger(*best, value.abs());
+        }
+    }
+    let [a, b, c, d, e, f, g, h] = best;
+    let halves = [larger(a, e), larger(b, f), larger(c, g), larger(d, h)];
+    halves.into_iter().chain(rest.iter().map(|value| value.abs())).fold(0.0, larger)
 }
 
 /// The value of largest magnitude, with its sign.
@@ -280,7 +317,43 @@ mod tests {
         assert_eq!(result, Err(Error::Invalid("row 2 is bad".into())));
     }
 
+    /// Floats of all kinds, small integers and halves among them.
+    fn any_floats() -> impl Strategy<Value = Vec<f32>> {
+        let number = prop_oneof![
+            any::<f32>(),
+            any::<u32>().prop_map(f32::from_bits),
+            (-300i32..300).prop_map(|x| x as f32 * 0.5),
+            (-1.0f32..1.0),
+            Just(-0.0f32),
+        ];
+        prop::collection::vec(number, 1..150)
+    }
+
     proptest! {
+        /// The definition, with the functions that say what they do.
+        #[test]
+        fn int8_codes_are_rounded_to_even_and_clamped(values in any_floats(), width in 1usize..70) {
+            let groups = values.len().div_ceil(width);
+            let (mut codes, mut scales) = (vec![9i8; values.len()], vec![f16::ONE; groups]);
+            int8_row(&values, width, &mut codes, &mut scales);
+            for ((values, codes), scale) in values.chunks(width).zip(codes.chunks(width)).zip(scales) {
+                prop_assert_eq!(scale.to_bits(), f16_scale(largest(values).abs() / 127.0).to_bits());
+                for (value, code) in values.iter().zip(codes) {
+                    let expected = (value * invert(scale)).round_ties_even().clamp(-127.0, 127.0) as i8;
+                    prop_assert_eq!(*code, expected, "{} with scale {}", value, scale);
+                }
+            }
+        }
+
+        #[test]
+        fn int4_codes_are_rounded_to_even_and_clamped(value in any::<u32>().prop_map(f32::from_bits), step in -20.0f32..20.0) {
+            for (value, inverse) in [(value, 1.0), (value, step), (step, 1.0), ((2.0 * step).round() / 2.0, 1.0)] {
+                let expected = (value * inverse).round_ties_even().clamp(-8.0, 7.0);
+                let found = int4_code(value, inverse);
+                prop_assert!(found == expected || (found.is_nan() && expected.is_nan()), "{value} x {inverse}: {found}");
+            }
+        }
+
         #[test]
         fn errors_stay_below_half_a_step(
             columns in 1usize..200,
