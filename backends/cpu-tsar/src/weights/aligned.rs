@@ -22,7 +22,7 @@ impl Aligned {
         let problem = || Error::OutOfMemory(format!("no memory for a matrix of {len} bytes: use a smaller model"));
         let total = len.checked_add(ALIGNMENT).ok_or_else(problem)?;
         // Zeros that the system gives: each page is made when a thread writes to it, not by this one.
-        let mut memory = memory::zeros(total, |total| vec![0u8; total], "a matrix").map_err(|_| problem())?;
+        let mut memory = memory::zeros(total, "a matrix").map_err(|_| problem())?;
         ask_for_huge_pages(&mut memory);
         let start = memory.as_ptr().align_offset(ALIGNMENT).min(ALIGNMENT);
         Ok(Aligned { memory, start, len })
