@@ -2,7 +2,7 @@
 
 use half::f16;
 
-use super::quantize::{int4_row, int8_row};
+use super::quantize::{int4_min_row, int4_row, int8_row};
 use super::rows::fill_rows;
 use super::{Codes, HostMatrix, Int4, Int8, Ternary, Zero, int4, ternary};
 use crate::error::ensure;
@@ -53,12 +53,15 @@ impl CodedRow<'_> {
     /// of a row as long as `values`.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for ternary and for INT4 with a zero point or minimum.
+    /// [`Error::Unsupported`] for ternary and for INT4 with a zero point.
     pub fn quantize(self, group: Group, values: &[f32]) -> Result<(), Error> {
         let width = group.columns(values.len());
         match self {
             CodedRow::Int8 { codes, scales } => int8_row(values, width, codes, scales),
             CodedRow::Int4 { codes, scales, zero: ZeroRow::Symmetric } => int4_row(values, width, codes, scales),
+            CodedRow::Int4 { codes, scales, zero: ZeroRow::Min(minima) } => {
+                int4_min_row(values, width, codes, scales, minima);
+            }
             _ => return Err(Error::Unsupported("floats can't be quantised to this format".to_owned())),
         }
         Ok(())
@@ -476,7 +479,8 @@ mod tests {
     fn a_quantised_row_is_the_matrix_packers() {
         let values: Vec<f32> = (0..77).map(|i| ((i * 37) % 23) as f32 - 11.3).collect();
         for group in GROUPS {
-            for format in [Format::Int8 { group }, Format::Int4 { group, zero: ZeroKind::Symmetric }] {
+            let int4 = |zero| Format::Int4 { group, zero };
+            for format in [Format::Int8 { group }, int4(ZeroKind::Symmetric), int4(ZeroKind::Min)] {
                 let whole = HostMatrix::quantize::<Error>(1, 77, format, |_, out| {
                     out.copy_from_slice(&values);
                     Ok(())

@@ -14,11 +14,12 @@ impl HostMatrix<'static> {
     ///
     /// INT4 and INT8 scales are rounded to f16 first and the codes chosen for the rounded scale. INT4
     /// tries the two classic scales (largest magnitude on -8, or on ±7), refines each by least squares
-    /// over its codes, and keeps the one with the smaller squared error.
+    /// over its codes, and keeps the one with the smaller squared error. INT4 with a minimum does so with one
+    /// start: the smallest weight on 0 and the largest on 15.
     ///
     /// # Errors
     /// What `read_row` returns, and [`Error::Unsupported`] for formats that are not made from floats
-    /// alone: ternary (see [`HostMatrix::ternary`]) and INT4 with a zero point or minimum.
+    /// alone: ternary (see [`HostMatrix::ternary`]) and INT4 with a zero point.
     pub fn quantize<E: From<Error> + Send>(
         rows: usize,
         columns: usize,
@@ -36,6 +37,7 @@ impl HostMatrix<'static> {
             Format::Bf16 => Codes::Bf16(narrow(rows, columns, read_row, bf16::from_f32)?.into()),
             Format::Int8 { group } => int8_rows(rows, columns, group, read_row)?,
             Format::Int4 { group, zero: ZeroKind::Symmetric } => int4_rows(rows, columns, group, read_row)?,
+            Format::Int4 { group, zero: ZeroKind::Min } => int4_min_rows(rows, columns, group, read_row)?,
             Format::Ternary | Format::Int4 { .. } => {
                 return Err(Error::Unsupported(format!("floats can't be quantised to {format}")).into());
             }
@@ -140,6 +142,27 @@ fn int4_rows<E: Send>(
     Ok(Codes::Int4(Int4::new(group, codes, scales, Zero::Symmetric)))
 }
 
+fn int4_min_rows<E: Send>(
+    rows: usize,
+    columns: usize,
+    group: Group,
+    read_row: impl Fn(usize, &mut [f32]) -> Result<(), E> + Sync,
+) -> Result<Codes<'static>, E> {
+    let (width, groups, row_bytes) = (group.columns(columns), group.count(columns), Int4::row_bytes(columns));
+    let mut codes = vec![0u8; rows * row_bytes];
+    let (mut scales, mut minima) = (vec![f16::ZERO; rows * groups], vec![f16::ZERO; rows * groups]);
+    let fields = (&mut codes[..], &mut scales[..], &mut minima[..]);
+    let scratch = || (vec![0.0; columns], vec![0u8; columns]);
+    fill_rows(rows, columns, fields, scratch, |(floats, raw), row, codes, scales, minima| {
+        read_row(row, floats)?;
+        int4_min_row(floats, width, raw, scales, minima);
+        let wrong = int4::pack_row(raw, codes);
+        debug_assert_eq!(wrong, None);
+        Ok(())
+    })?;
+    Ok(Codes::Int4(Int4::new(group, codes, scales, Zero::Min(minima.into()))))
+}
+
 /// INT8 codes and scales of one row whose groups have `width` columns.
 pub(super) fn int8_row(floats: &[f32], width: usize, codes: &mut [i8], scales: &mut [f16]) {
     for ((floats, codes), scale) in floats.chunks(width).zip(codes.chunks_mut(width)).zip(scales) {
@@ -160,6 +183,67 @@ pub(super) fn int4_row(floats: &[f32], width: usize, raw: &mut [u8], scales: &mu
         *scale = int4_scale(floats);
         let inverse = invert(*scale);
         raw.iter_mut().zip(floats).for_each(|(raw, &value)| *raw = (int4_code(value, inverse) + 8.0) as u8);
+    }
+}
+
+/// INT4 codes, not packed, scales and minima of one row whose groups have `width` columns.
+pub(super) fn int4_min_row(floats: &[f32], width: usize, raw: &mut [u8], scales: &mut [f16], minima: &mut [f16]) {
+    let groups = floats.chunks(width).zip(raw.chunks_mut(width)).zip(scales).zip(minima);
+    for (((floats, raw), scale), minimum) in groups {
+        let grid = int4_grid(floats);
+        (*scale, *minimum) = (grid.scale, grid.minimum);
+        raw.iter_mut().zip(floats).for_each(|(raw, &value)| *raw = grid.code(value) as u8);
+    }
+}
+
+/// The weights that a group's codes 0..=15 stand for.
+#[derive(Clone, Copy)]
+struct Grid {
+    scale: f16,
+    minimum: f16,
+}
+
+impl Grid {
+    fn new(scale: f32, minimum: f32) -> Self {
+        Grid { scale: f16_scale(scale), minimum: f16_scale(minimum) }
+    }
+
+    /// The nearest code.
+    fn code(self, value: f32) -> f32 {
+        ((value - self.minimum.to_f32()) * invert(self.scale)).clamp(0.0, 15.0) + ROUND - ROUND
+    }
+
+    fn squared_error(self, values: &[f32]) -> f64 {
+        let (scale, minimum) = (self.scale.to_f32(), self.minimum.to_f32());
+        values.iter().map(|&value| f64::from((value - (self.code(value) * scale + minimum)).powi(2))).sum()
+    }
+
+    /// The grid that fits the codes of this one best.
+    fn least_squares(self, values: &[f32]) -> Option<Self> {
+        let (mut codes, mut squares, mut sum, mut products) = (0.0f32, 0.0f32, 0.0f32, 0.0f32);
+        for &value in values {
+            let code = self.code(value);
+            codes += code;
+            squares += code * code;
+            sum += value;
+            products += code * value;
+        }
+        let count = values.len() as f32;
+        let determinant = count * squares - codes * codes;
+        let scale = (count * products - codes * sum) / determinant;
+        (determinant > 0.0).then(|| Grid::new(scale, (sum - scale * codes) / count))
+    }
+}
+
+/// The grid from the smallest to the largest value, or the one that least squares makes of it.
+fn int4_grid(values: &[f32]) -> Grid {
+    let lowest = values.iter().copied().fold(f32::INFINITY, f32::min);
+    let highest = values.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    // Each by itself, as their difference may be beyond all floats.
+    let plain = Grid::new(highest / 15.0 - lowest / 15.0, lowest);
+    match plain.least_squares(values) {
+        Some(fitted) if fitted.squared_error(values) < plain.squared_error(values) => fitted,
+        _ => plain,
     }
 }
 
@@ -258,13 +342,25 @@ mod tests {
         out
     }
 
-    const ALL: [&str; 9] = ["f32", "f16", "bf16", "int8", "int8-row", "int4-g32", "int4-g64", "int4-g128", "int4-row"];
+    const ALL: [&str; 11] = [
+        "f32",
+        "f16",
+        "bf16",
+        "int8",
+        "int8-row",
+        "int4-g32",
+        "int4-g64",
+        "int4-g128",
+        "int4-row",
+        "int4-g32-min",
+        "int4-row-min",
+    ];
 
     #[test]
     fn integers_on_the_grid_are_kept() {
         // Groups that span the whole range of codes (the short last one too) have only one good scale.
         let values: Vec<f32> = (0..3 * 48).map(|i| (i % 16) as f32 - 8.0).collect();
-        for name in ["f32", "f16", "bf16", "int4-g32", "int4-row"] {
+        for name in ["f32", "f16", "bf16", "int4-g32", "int4-row", "int4-g32-min", "int4-row-min"] {
             assert_eq!(dequantize(&quantize(3, 48, &values, name.parse().unwrap())), values, "{name}");
         }
         let values: Vec<f32> = (0..2 * 300).map(|i| (i % 255) as f32 - 127.0).collect();
