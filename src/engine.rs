@@ -109,10 +109,12 @@ impl<B: Backend> Engine<B> {
         let plan = Plan::new::<B>(&config, &files.checkpoint, &options.formats, &extent)?;
         let mut backend = B::open(device)?;
         plan.check(backend.info().free_memory.or_else(memory::available))?;
-        let weights =
-            model::load(&mut backend, &files.checkpoint, &config, &options.formats, extent.kv.context, progress)?;
+        // Before the weights: memory that host matrices had and gave back would have to be cleared, whereas new memory is
+        // zero, and is not even there until it is used.
         let activations = Activations::new(&mut backend, &config, extent.rows, extent.outputs)?;
         let kv = backend.kv(extent.kv, extent.kv_format)?;
+        let weights =
+            model::load(&mut backend, &files.checkpoint, &config, &options.formats, extent.kv.context, progress)?;
         Ok(Engine { backend, config, weights, activations, kv, extent, plan })
     }
 

@@ -66,6 +66,7 @@ fn what_is_written_loads_as_quantising_on_loading_does() {
     for (name, body, head) in [
         (DENSE[0], "int4-g32", "int8"),
         (DENSE[0], "int4-row", "int4-g64"),
+        (DENSE[0], "int4-g32-min", "int4-row-min"),
         (DENSE[1], "int8", "int8-row"),
         (DENSE[1], "int4-g128", "bf16"),
         (DENSE[2], "int8-row", "f32"),

@@ -107,7 +107,7 @@ impl ModelArgs {
 #[derive(Clone, Copy, Debug, Args)]
 pub(super) struct FormatArgs {
     /// Number format of the layers' weights [default: as in the file]: f32, f16, bf16, ternary, int8, int8-row, int4-g32,
-    /// int4-g64, int4-g128 or int4-row.
+    /// int4-g64, int4-g128, int4-row, or one of these four with a minimum, such as int4-g32-min.
     #[arg(long, value_name = "FORMAT")]
     pub(super) weights: Option<Format>,
     /// Number format of embedding and lm_head [default: int8 where the layers are quantised, else as in the file].
@@ -563,8 +563,8 @@ pub(super) struct QuantizeArgs {
     /// The directory to make.
     #[arg(value_name = "OUT")]
     pub(super) output: PathBuf,
-    /// Number format of the layers' weights [default: as in the model]: int4-g32, int4-g64, int4-g128, int4-row, int8,
-    /// int8-row, ternary (where they are), f32, f16 or bf16.
+    /// Number format of the layers' weights [default: as in the model]: int4-g32, int4-g64, int4-g128, int4-row, one
+    /// of these four with a minimum, such as int4-g32-min, int8, int8-row, ternary (where they are), f32, f16 or bf16.
     #[arg(long, value_name = "FORMAT")]
     pub(super) to: Option<Format>,
     /// Number format of embedding and lm_head [default: int8 where the layers are quantised, else as in the model].

@@ -48,6 +48,17 @@ impl Mapped {
             drop_pages(map, range);
         }
     }
+
+    /// To be called when a row was read, the bytes of `row`, of a tensor that begins at `first`: where it ends a span of
+    /// some megabytes, that span is [released](Mapped::release). So rows that are read once, in order, do not pile up. Where
+    /// several threads read rows, a span that another one is still in is read again.
+    pub fn passed(&self, first: usize, row: Range<usize>) {
+        const SPAN: usize = 8 << 20;
+        let (from, to) = (row.start / SPAN, row.end / SPAN);
+        if from < to {
+            self.release((from * SPAN).max(first)..to * SPAN);
+        }
+    }
 }
 
 impl Deref for Mapped {
@@ -160,5 +171,14 @@ mod tests {
         let after = resident_file_bytes();
         assert!(before - after > SIZE / 2, "{before} bytes resident before, {after} after");
         assert!(*mapped == *bytes);
+        mapped.release(0..SIZE);
+        // Rows of no round size.
+        for start in (0..SIZE).step_by(100_000) {
+            let row = start..SIZE.min(start + 100_000);
+            assert!(mapped[row.clone()] == bytes[row.clone()]);
+            mapped.passed(0, row);
+            let now = resident_file_bytes();
+            assert!(now < after + SIZE / 2, "{after} bytes resident before, {now} at byte {start}");
+        }
     }
 }

@@ -179,6 +179,7 @@ impl Part for DensePart<'_> {
 
     fn floats(&self, row: usize, out: &mut [f32]) -> Result<()> {
         self.tensor.row_f32(row, out)?;
+        self.tensor.passed(row);
         check_finite(out, &self.tensor, row)
     }
 

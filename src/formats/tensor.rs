@@ -132,6 +132,14 @@ impl<'a> Tensor<'a> {
         self.source.release(self.start..self.start + self.bytes.len());
     }
 
+    /// Tells the system that one row of a matrix was read; see [`Mapped::passed`].
+    pub fn passed(&self, row: usize) {
+        if let Ok(bytes) = self.row_bytes(row) {
+            let start = self.start + row * bytes.len();
+            self.source.passed(self.start, start..start + bytes.len());
+        }
+    }
+
     /// # Errors
     /// The elements are not F32, F16 or BF16.
     pub fn check_float(&self) -> Result<()> {

@@ -197,9 +197,7 @@ impl Part for TrinePart<'_> {
         let bytes = self.weight.row_bytes(row)?;
         match out {
             CodedRow::Ternary { values, scale } => {
-                for (column, value) in values.iter_mut().enumerate() {
-                    *value = (bytes[column / 4] >> (2 * (column % 4)) & 3) as i8 - 1;
-                }
+                Ternary::unpack_row(bytes, values);
                 if let Some(column) = values.iter().position(|&value| value == 2) {
                     return Err(self
                         .weight
@@ -220,9 +218,7 @@ impl Part for TrinePart<'_> {
                 self.halves(&self.scale, row, scales)?;
             }
             CodedRow::Int4 { codes, scales, zero } => {
-                for (column, code) in codes.iter_mut().enumerate() {
-                    *code = bytes[column / 2] >> (4 * (column % 2)) & 15;
-                }
+                Int4::unpack_row(bytes, codes);
                 self.halves(&self.scale, row, scales)?;
                 match (zero, &self.zero) {
                     (ZeroRow::Point(points), Some(tensor)) => {

@@ -4,6 +4,8 @@
 //! forgotten, so that at any time there is one host matrix besides what is on the device.
 
 use std::collections::BTreeSet;
+use std::panic::resume_unwind;
+use std::thread;
 
 use trine_backend::{Activation, Backend, CodedRow, Format, Group, HostMatrix};
 
@@ -95,13 +97,22 @@ pub fn load<B: Backend>(
 ) -> Result<Weights<B>> {
     check_names(checkpoint, config)?;
     let body_is_coded = body_is_coded(checkpoint, config, formats)?;
-    let mut loader = Loader { backend, checkpoint, config, formats, body_is_coded, progress };
-    Ok(Weights {
-        embedding: loader.matrix(&layout::embedding(config))?,
-        layers: (0..config.layers).map(|index| loader.layer(index)).collect::<Result<_>>()?,
-        final_norm: loader.vector(&layout::final_norm(config))?,
-        lm_head: layout::lm_head(config).map(|source| loader.matrix(&source)).transpose()?,
-        rope: loader.backend.upload(config.heads.dim, &rope::table(config, context))?,
+    thread::scope(|scope| {
+        // Some hundred thousand sines, while matrices are read.
+        let table = || rope::table(config, context);
+        let angles = thread::Builder::new().name("rope".into()).spawn_scoped(scope, table);
+        let mut loader = Loader { backend, checkpoint, config, formats, body_is_coded, progress };
+        Ok(Weights {
+            embedding: loader.matrix(&layout::embedding(config))?,
+            layers: (0..config.layers).map(|index| loader.layer(index)).collect::<Result<_>>()?,
+            final_norm: loader.vector(&layout::final_norm(config))?,
+            lm_head: layout::lm_head(config).map(|source| loader.matrix(&source)).transpose()?,
+            rope: {
+                let angles = angles
+                    .map_or_else(|_| table(), |thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic)));
+                loader.backend.upload(config.heads.dim, &angles)?
+            },
+        })
     })
 }
 

@@ -7,11 +7,9 @@
 //! everything can still make up for it), with the scales of the groups fixed before, so that the codes stay in the
 //! groups' order and no index of columns has to be stored.
 
-use half::f16;
-
 use super::inputs::{Gram, Inputs};
 use super::linalg::{self, NotPositive};
-use super::scale;
+use super::scale::Grid;
 
 /// Columns whose errors are passed on together.
 const BLOCK: usize = 128;
@@ -42,20 +40,20 @@ impl Gptq {
         Gptq { importance, factors }
     }
 
-    /// Rounds `rows` rows of weights (which are changed on the way) in groups of `width` columns: raw codes 0..=15 to
-    /// `codes` of `[rows, columns]`, scales to `scales` of `[rows, groups]`.
-    pub(super) fn round(&self, weights: &mut [f32], width: usize, codes: &mut [u8], scales: &mut [f16]) {
+    /// How much each column matters.
+    pub(super) fn importance(&self) -> &[f32] {
+        &self.importance
+    }
+
+    /// Rounds rows of weights (which are changed on the way) to the codes of `grids`, `[rows, groups]` of `width` columns:
+    /// raw codes 0..=15 to `codes` of `[rows, columns]`.
+    pub(super) fn round(&self, weights: &mut [f32], width: usize, grids: &[Grid], codes: &mut [u8]) {
         let columns = self.importance.len();
         let groups = columns.div_ceil(width);
-        for (weights, scales) in weights.chunks(columns).zip(scales.chunks_mut(groups)) {
-            for ((weights, importance), scale) in weights.chunks(width).zip(self.importance.chunks(width)).zip(scales) {
-                *scale = scale::search(weights, importance);
-            }
-        }
-        let inverses: Vec<f32> = scales.iter().map(|&scale| scale::invert(scale)).collect();
+        let inverses: Vec<f32> = grids.iter().map(|grid| grid.inverse()).collect();
         let grid = |row: usize, column: usize| {
             let at = row * groups + column / width;
-            (scales[at].to_f32(), inverses[at])
+            (grids[at], inverses[at])
         };
         let rows = weights.len() / columns;
         for factor in &self.factors {
@@ -98,12 +96,12 @@ impl Factor {
         }
     }
 
-    /// `sorted`: the rows' weights in this factor's order; `grid`: scale and its inverse of a row and column.
+    /// `sorted`: the rows' weights in this factor's order; `grid`: that of a row and column, and its inverse scale.
     fn round(
         &self,
         sorted: &mut [f32],
         rows: usize,
-        grid: impl Fn(usize, usize) -> (f32, f32),
+        grid: impl Fn(usize, usize) -> (Grid, f32),
         codes: &mut [u8],
         columns: usize,
     ) {
@@ -114,10 +112,10 @@ impl Factor {
             for (row, (weights, errors)) in sorted.chunks_mut(n).zip(errors.chunks_mut(BLOCK)).enumerate() {
                 for i in start..end {
                     let column = self.order[i];
-                    let (scale, inverse) = grid(row, column);
-                    let code = scale::code(weights[i] * inverse);
-                    codes[row * columns + column] = (code + 8.0) as u8;
-                    let error = weights[i] - code * scale;
+                    let (grid, inverse) = grid(row, column);
+                    let (code, rounded) = grid.round(weights[i], inverse);
+                    codes[row * columns + column] = code as u8;
+                    let error = weights[i] - rounded;
                     errors[i - start] = error;
                     let r = &self.r[i * n + i + 1..i * n + end];
                     weights[i + 1..end].iter_mut().zip(r).for_each(|(weight, r)| *weight -= error * r);
@@ -152,6 +150,7 @@ fn permuted(gram: &Gram, order: &[usize]) -> Vec<f64> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::scale;
     use super::*;
 
     /// Numbers in -1..1 without a pattern.
@@ -176,14 +175,24 @@ mod tests {
         x
     }
 
-    fn rounded(gptq: &Gptq, weights: &[f32], columns: usize, width: usize) -> Vec<f32> {
-        let rows = weights.len() / columns;
-        let (mut codes, mut scales) = (vec![0; weights.len()], vec![f16::ZERO; rows * columns.div_ceil(width)]);
-        gptq.round(&mut weights.to_vec(), width, &mut codes, &mut scales);
+    fn rounded(gptq: &Gptq, weights: &[f32], columns: usize, width: usize, minima: bool) -> Vec<f32> {
         let groups = columns.div_ceil(width);
+        let grids: Vec<Grid> = weights
+            .chunks(columns)
+            .flat_map(|row| row.chunks(width).zip(gptq.importance().chunks(width)))
+            .map(|(weights, importance)| match minima {
+                true => scale::search_min(weights, importance),
+                false => Grid::Symmetric(scale::search(weights, importance)),
+            })
+            .collect();
+        let mut codes = vec![0; weights.len()];
+        gptq.round(&mut weights.to_vec(), width, &grids, &mut codes);
         let value = |(at, &code): (usize, &u8)| {
             let (row, column) = (at / columns, at % columns);
-            scales[row * groups + column / width].to_f32() * (f32::from(code) - 8.0)
+            match grids[row * groups + column / width] {
+                Grid::Symmetric(scale) => scale.to_f32() * (f32::from(code) - 8.0),
+                Grid::Min(scale, minimum) => scale.to_f32() * f32::from(code) + minimum.to_f32(),
+            }
         };
         assert!(codes.iter().all(|&code| code <= 15));
         codes.iter().enumerate().map(value).collect()
@@ -209,7 +218,8 @@ mod tests {
             let mut inputs = Inputs::new(columns, true);
             inputs.add(&x);
             let gptq = Gptq::new(inputs);
-            let ours = output_error(&weights, &rounded(&gptq, &weights, columns, width), &x, columns);
+            let ours = output_error(&weights, &rounded(&gptq, &weights, columns, width, false), &x, columns);
+            let with_minima = output_error(&weights, &rounded(&gptq, &weights, columns, width, true), &x, columns);
             let nearest: Vec<f32> = weights
                 .chunks(columns)
                 .flat_map(|row| row.chunks(width))
@@ -220,6 +230,7 @@ mod tests {
                 .collect();
             let plain = output_error(&weights, &nearest, &x, columns);
             assert!(ours < 0.5 * plain, "{columns} columns: {ours} against {plain}");
+            assert!(with_minima < 0.5 * plain, "{columns} columns: {with_minima} against {plain}");
         }
     }
 
@@ -234,7 +245,7 @@ mod tests {
             inputs.add(&x);
         }
         let importance = inputs.importance();
-        let ours = rounded(&Gptq::new(inputs), &weights, columns, 32);
+        let ours = rounded(&Gptq::new(inputs), &weights, columns, 32, false);
         for (ours, (weights, importance)) in ours.chunks(32).zip(weights.chunks(32).zip(importance.chunks(32).cycle()))
         {
             let scale = scale::search(weights, importance);
@@ -250,7 +261,7 @@ mod tests {
         for x in [vec![0.0; 96], vec![f32::NAN; 96], vec![1.0; 96]] {
             let mut inputs = Inputs::new(96, true);
             inputs.add(&x);
-            let ours = rounded(&Gptq::new(inputs), &weights, 96, 32);
+            let ours = rounded(&Gptq::new(inputs), &weights, 96, 32, false);
             let worst = weights.iter().zip(&ours).map(|(w, r)| (w - r).abs()).fold(0.0, f32::max);
             assert!(worst < 1.0, "{worst}");
         }

@@ -125,7 +125,7 @@ impl Targets {
     }
 
     fn check(&self, options: &Options) -> Result<()> {
-        let calibrated = |format| matches!(format, Format::Int4 { zero: ZeroKind::Symmetric, .. });
+        let calibrated = |format| matches!(format, Format::Int4 { zero: ZeroKind::Symmetric | ZeroKind::Min, .. });
         if options.method == Method::Gptq && options.calibration.is_none() {
             return Err(Error::Usage("--method gptq needs a text: give one with --calibrate FILE".into()));
         }

@@ -8,7 +8,7 @@ use trine_backend::{Codes, Format, Group, HostMatrix, Int4, Zero, ZeroKind};
 
 use super::gptq::Gptq;
 use super::inputs::Inputs;
-use super::scale;
+use super::scale::{self, Grid};
 use crate::{Error, Result};
 
 /// How INT4 codes and scales are chosen.
@@ -64,8 +64,10 @@ pub(super) fn quantize(
     inputs: Option<Inputs>,
     read_row: impl Fn(usize, &mut [f32]) -> Result<()> + Sync,
 ) -> Result<HostMatrix<'static>> {
-    let group = match format {
-        Format::Int4 { group, zero: ZeroKind::Symmetric } if method != Method::Nearest => group,
+    let (group, zero) = match format {
+        Format::Int4 { group, zero: zero @ (ZeroKind::Symmetric | ZeroKind::Min) } if method != Method::Nearest => {
+            (group, zero)
+        }
         _ => return HostMatrix::quantize(rows, columns, format, read_row),
     };
     let rounding = match (method, inputs) {
@@ -73,50 +75,76 @@ pub(super) fn quantize(
         (_, Some(inputs)) => Rounding::Search(inputs.importance()),
         (_, None) => Rounding::Search(vec![1.0; columns]),
     };
-    int4(rows, columns, group, &rounding, read_row)
+    int4(rows, columns, (group, zero), &rounding, read_row)
 }
 
 fn int4(
     rows: usize,
     columns: usize,
-    group: Group,
+    (group, zero): (Group, ZeroKind),
     rounding: &Rounding,
     read_row: impl Fn(usize, &mut [f32]) -> Result<()> + Sync,
 ) -> Result<HostMatrix<'static>> {
     let (width, groups, row_bytes) = (group.columns(columns), group.count(columns), Int4::row_bytes(columns));
     let mut codes = vec![0u8; rows * row_bytes];
-    let mut scales = vec![f16::ZERO; rows * groups];
+    let mut grids = vec![Grid::Symmetric(f16::ZERO); rows * groups];
     // A small matrix should still be enough for all cores.
     let tile = rows.div_ceil(rayon::current_num_threads()).min(TILE);
-    let tiles = codes.par_chunks_mut(tile * row_bytes).zip(scales.par_chunks_mut(tile * groups));
-    tiles.enumerate().try_for_each(|(index, (codes, scales))| {
-        let rows = scales.len() / groups;
+    let tiles = codes.par_chunks_mut(tile * row_bytes).zip(grids.par_chunks_mut(tile * groups));
+    tiles.enumerate().try_for_each(|(index, (codes, grids))| {
+        let rows = grids.len() / groups;
         let mut weights = vec![0.0; rows * columns];
         for (row, weights) in weights.chunks_mut(columns).enumerate() {
             read_row(index * tile + row, weights)?;
         }
+        let importance = match rounding {
+            Rounding::Gptq(gptq) => gptq.importance(),
+            Rounding::Search(importance) => importance,
+        };
+        choose(&weights, importance, (width, zero), grids);
         let mut raw = vec![0u8; rows * columns];
         match rounding {
-            Rounding::Gptq(gptq) => gptq.round(&mut weights, width, &mut raw, scales),
-            Rounding::Search(importance) => search(&weights, importance, width, &mut raw, scales),
+            Rounding::Gptq(gptq) => gptq.round(&mut weights, width, grids, &mut raw),
+            Rounding::Search(_) => round(&weights, columns, width, grids, &mut raw),
         }
         raw.chunks(columns).zip(codes.chunks_mut(row_bytes)).for_each(|(raw, codes)| pack(raw, codes));
         Ok::<(), Error>(())
     })?;
-    Ok(HostMatrix::new(rows, columns, Codes::Int4(Int4::new(group, codes, scales, Zero::Symmetric)))?)
+    let scale = |grid: &Grid| match *grid {
+        Grid::Symmetric(scale) | Grid::Min(scale, _) => scale,
+    };
+    let minimum = |grid: &Grid| match *grid {
+        Grid::Symmetric(_) => f16::ZERO,
+        Grid::Min(_, minimum) => minimum,
+    };
+    let zero = match zero {
+        ZeroKind::Min => Zero::Min(grids.iter().map(minimum).collect::<Vec<_>>().into()),
+        _ => Zero::Symmetric,
+    };
+    let scales: Vec<_> = grids.iter().map(scale).collect();
+    Ok(HostMatrix::new(rows, columns, Codes::Int4(Int4::new(group, codes, scales, zero)))?)
 }
 
-/// Raw codes 0..=15 and scales of whole rows by [`scale::search`].
-fn search(weights: &[f32], importance: &[f32], width: usize, raw: &mut [u8], scales: &mut [f16]) {
+/// The grids of whole rows, as the search finds them.
+fn choose(weights: &[f32], importance: &[f32], (width, zero): (usize, ZeroKind), grids: &mut [Grid]) {
     let columns = importance.len();
-    let groups = columns.div_ceil(width);
-    for ((weights, raw), scales) in weights.chunks(columns).zip(raw.chunks_mut(columns)).zip(scales.chunks_mut(groups))
-    {
-        let parts = weights.chunks(width).zip(importance.chunks(width)).zip(raw.chunks_mut(width)).zip(scales);
-        for (((weights, importance), raw), scale) in parts {
-            *scale = scale::search(weights, importance);
-            let inverse = scale::invert(*scale);
-            raw.iter_mut().zip(weights).for_each(|(raw, weight)| *raw = (scale::code(weight * inverse) + 8.0) as u8);
+    for (weights, grids) in weights.chunks(columns).zip(grids.chunks_mut(columns.div_ceil(width))) {
+        for ((weights, importance), grid) in weights.chunks(width).zip(importance.chunks(width)).zip(grids) {
+            *grid = match zero {
+                ZeroKind::Min => scale::search_min(weights, importance),
+                _ => Grid::Symmetric(scale::search(weights, importance)),
+            };
+        }
+    }
+}
+
+/// Raw codes 0..=15 of whole rows: the nearest ones.
+fn round(weights: &[f32], columns: usize, width: usize, grids: &[Grid], raw: &mut [u8]) {
+    let rows = weights.chunks(columns).zip(raw.chunks_mut(columns)).zip(grids.chunks(columns.div_ceil(width)));
+    for ((weights, raw), grids) in rows {
+        for ((weights, raw), grid) in weights.chunks(width).zip(raw.chunks_mut(width)).zip(grids) {
+            let inverse = grid.inverse();
+            raw.iter_mut().zip(weights).for_each(|(raw, &weight)| *raw = grid.round(weight, inverse).0 as u8);
         }
     }
 }
@@ -175,6 +203,24 @@ mod tests {
             assert!(error(&searched, &ones) <= error(&plain, &ones));
             assert!(error(&weighted, &importance) < error(&searched, &importance));
             assert_eq!(weighted.format(), plain.format());
+        }
+    }
+
+    #[test]
+    fn a_minimum_loses_less_than_none() {
+        for (rows, columns) in [(5, 33), (70, 96), (1, 300)] {
+            let ones = vec![1.0; columns];
+            let plain = run(rows, columns, "int4-g32-min", Method::Nearest, None);
+            let searched = run(rows, columns, "int4-g32-min", Method::Search, None);
+            let symmetric = run(rows, columns, "int4-g32", Method::Search, None);
+            assert_eq!((searched.format(), plain.format()), ("int4-g32-min".parse().unwrap(), searched.format()));
+            assert!(error(&searched, &ones) <= error(&plain, &ones));
+            assert!(error(&searched, &ones) < error(&symmetric, &ones));
+            let mut inputs = Inputs::new(columns, true);
+            inputs.add(&(0..4 * columns).map(|i| if i % columns % 5 == 0 { 4.0 } else { 0.5 }).collect::<Vec<_>>());
+            let importance = inputs.importance();
+            let weighted = run(rows, columns, "int4-g32-min", Method::Search, Some(inputs));
+            assert!(error(&weighted, &importance) < error(&searched, &importance));
         }
     }
 

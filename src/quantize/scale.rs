@@ -122,6 +122,107 @@ pub(super) fn search(values: &[f32], importance: &[f32]) -> f16 {
     best
 }
 
+/// What the codes of a group stand for.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Grid {
+    /// `w = s · (u - 8)`.
+    Symmetric(f16),
+    /// `w = s · u + m`: scale and minimum.
+    Min(f16, f16),
+}
+
+impl Grid {
+    /// The code u in 0..=15 nearest to `value`, as a float, and the weight that it stands for.
+    #[inline]
+    pub(super) fn round(self, value: f32, inverse: f32) -> (f32, f32) {
+        match self {
+            Grid::Symmetric(scale) => {
+                let code = code(value * inverse);
+                (code + 8.0, code * scale.to_f32())
+            }
+            Grid::Min(scale, minimum) => {
+                let minimum = minimum.to_f32();
+                let code = unsigned((value - minimum) * inverse);
+                (code, code * scale.to_f32() + minimum)
+            }
+        }
+    }
+
+    /// One over the scale, or 0 for a scale of 0.
+    pub(super) fn inverse(self) -> f32 {
+        let (Grid::Symmetric(scale) | Grid::Min(scale, _)) = self;
+        invert(scale)
+    }
+
+    /// `Σ importance (w - ŵ)²` of a group.
+    fn error(self, values: &[f32], importance: &[f32]) -> f64 {
+        let inverse = self.inverse();
+        let mut sum = 0.0f64;
+        for (&value, &importance) in values.iter().zip(importance) {
+            let difference = value - self.round(value, inverse).1;
+            sum += f64::from(importance * difference * difference);
+        }
+        sum
+    }
+}
+
+/// The code u in 0..=15 of a weight less the minimum, divided by the scale.
+#[inline]
+fn unsigned(quotient: f32) -> f32 {
+    (quotient.clamp(0.0, 15.0) + ROUNDER) - ROUNDER
+}
+
+/// The scale and the minimum that least squares gives the codes of a start grid, in f16; `None` if they are all the same, or
+/// if nothing matters.
+fn fit_min(values: &[f32], importance: &[f32], inverse: f32, minimum: f32) -> Option<Grid> {
+    let [mut weight, mut codes, mut squares, mut sum, mut products] = [0.0f32; 5];
+    for (&value, &importance) in values.iter().zip(importance) {
+        let code = unsigned((value - minimum) * inverse);
+        weight += importance;
+        codes += importance * code;
+        squares += importance * code * code;
+        sum += importance * value;
+        products += importance * value * code;
+    }
+    let determinant = weight * squares - codes * codes;
+    let scale = (weight * products - codes * sum) / determinant;
+    let minimum = (sum - scale * codes) / weight;
+    (determinant > 0.0 && weight > 0.0 && scale.is_finite() && minimum.is_finite())
+        .then(|| Grid::Min(to_f16(scale), to_f16(minimum)))
+}
+
+/// The scale and minimum with the smallest weighted error that the search finds. Starts are grids that go beyond the
+/// smallest and the largest weight, or clip them; each is refined by least squares.
+pub(super) fn search_min(values: &[f32], importance: &[f32]) -> Grid {
+    /// Codes between the smallest and the largest weight: 13 to 17, in halves.
+    const SPANS: std::ops::RangeInclusive<u8> = 26..=34;
+    let lowest = values.iter().copied().fold(f32::INFINITY, f32::min);
+    let highest = values.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    // Each by itself, as their difference may be beyond all floats.
+    let mut best = Grid::Min(to_f16(highest / 15.0 - lowest / 15.0), to_f16(lowest));
+    let mut smallest = best.error(values, importance);
+    let range = highest - lowest;
+    if range == 0.0 || !range.is_finite() {
+        return best;
+    }
+    for halves in SPANS {
+        let span = 0.5 * f32::from(halves);
+        // What is beyond the codes, or lacking, is shared by both ends.
+        let mut minimum = lowest - (15.0 - span) * 0.5 * range / span;
+        let mut inverse = span / range;
+        for _ in 0..3 {
+            let Some(grid) = fit_min(values, importance, inverse, minimum) else { break };
+            let error = grid.error(values, importance);
+            if error < smallest {
+                (best, smallest) = (grid, error);
+            }
+            let Grid::Min(_, refined) = grid else { break };
+            (inverse, minimum) = (grid.inverse(), refined.to_f32());
+        }
+    }
+    best
+}
+
 /// The value of largest magnitude, with its sign.
 fn largest(values: &[f32]) -> f32 {
     values.iter().fold(0.0, |best: f32, &value| if value.abs() > best.abs() { value } else { best })
@@ -169,7 +270,34 @@ mod tests {
         assert!(search(&[1.0, 2.0], &[0.0, 0.0]).is_finite());
     }
 
+    #[test]
+    fn exact_grids_with_a_minimum_are_found() {
+        for (scale, minimum) in [(0.25f32, -1.0f32), (0.5, 3.0), (1e-3, 0.0)] {
+            let grid = Grid::Min(f16::from_f32(scale), f16::from_f32(minimum));
+            let values: Vec<f32> = (0..16).map(|code| f16::from_f32(scale).to_f32() * code as f32 + minimum).collect();
+            assert_eq!(search_min(&values, &[1.0; 16]), grid);
+        }
+        // Nothing to choose: the minimum alone.
+        assert_eq!(search_min(&[0.75; 8], &[1.0; 8]), Grid::Min(f16::ZERO, f16::from_f32(0.75)));
+        for values in [[1e30, -1e30, 1e29], [3e38, -3e38, 0.0], [1e-30, -1e-32, 0.0]] {
+            let Grid::Min(scale, minimum) = search_min(&values, &[1.0; 3]) else { panic!() };
+            assert!(scale.is_finite() && minimum.is_finite());
+        }
+    }
+
     proptest! {
+        #[test]
+        fn a_minimum_is_never_worse_than_the_plain_grid(
+            group in prop::collection::vec((-3.0f32..3.0, 0.0f32..10.0), 1..130),
+        ) {
+            let (values, importance): (Vec<f32>, Vec<f32>) = group.into_iter().unzip();
+            let lowest = values.iter().copied().fold(f32::INFINITY, f32::min);
+            let highest = values.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            let plain = Grid::Min(f16::from_f32(highest / 15.0 - lowest / 15.0), f16::from_f32(lowest));
+            let found = search_min(&values, &importance);
+            prop_assert!(found.error(&values, &importance) <= plain.error(&values, &importance));
+        }
+
         #[test]
         fn the_search_is_never_worse_than_rounding(
             group in prop::collection::vec((-3.0f32..3.0, 0.0f32..10.0), 1..130),

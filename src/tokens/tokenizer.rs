@@ -100,7 +100,7 @@ impl Tokenizer {
     }
 
     fn build(tokenizer_json: &[u8], config: Config) -> std::result::Result<Self, String> {
-        let mut inner = hf::Tokenizer::from_bytes(tokenizer_json).map_err(one_line)?;
+        let mut inner = parse(tokenizer_json)?;
         // A file may carry the truncation and padding of its training run; a prompt is never silently cut.
         inner.with_truncation(None).map_err(one_line)?;
         inner.with_padding(None);
@@ -220,6 +220,22 @@ impl Tokenizer {
         let drops = self.joining.first_drops?;
         let token = token_text(&self.inner, id)?;
         (token.contains(drops) && fallback_byte(&token).is_none()).then(|| token.replace(drops, ""))
+    }
+}
+
+/// The library's tokenizer. It reads a model whose kind it does not know yet into two trees of JSON one after the other; as
+/// nearly all are BPE, that is tried first, straight from the bytes. What is none, or is wrong, the library reads as it does.
+fn parse(tokenizer_json: &[u8]) -> std::result::Result<hf::Tokenizer, String> {
+    type Bpe = hf::TokenizerImpl<
+        hf::models::bpe::BPE,
+        hf::NormalizerWrapper,
+        hf::PreTokenizerWrapper,
+        hf::PostProcessorWrapper,
+        DecoderWrapper,
+    >;
+    match serde_json::from_slice::<Bpe>(tokenizer_json) {
+        Ok(bpe) => Ok(bpe.into()),
+        Err(_) => hf::Tokenizer::from_bytes(tokenizer_json).map_err(one_line),
     }
 }
 
@@ -354,7 +370,7 @@ fn flatten(decoder: &DecoderWrapper) -> &[DecoderWrapper] {
 
 /// The bytes and the kind of every id.
 fn pieces(inner: &hf::Tokenizer, steps: &[TokenStep]) -> std::result::Result<(Pieces, Vec<Option<Kind>>), String> {
-    let highest = inner.get_vocab(true).into_values().max().ok_or("the vocabulary is empty")?;
+    let highest = highest_id(inner).ok_or("the vocabulary is empty")?;
     if highest > MAX_ID {
         return Err(format!("the vocabulary holds the token id {highest}; ids up to {MAX_ID} are supported"));
     }
@@ -368,6 +384,17 @@ fn pieces(inner: &hf::Tokenizer, steps: &[TokenStep]) -> std::result::Result<(Pi
         pieces.push(&token.map_or(Ok(Vec::new()), |token| piece(token, steps))?);
     }
     Ok((pieces, kinds))
+}
+
+/// The highest id of the vocabulary and of the added tokens.
+fn highest_id(inner: &hf::Tokenizer) -> Option<u32> {
+    let model = inner.get_model();
+    let tokens = model.get_vocab_size();
+    // Nearly always the ids are 0, 1, … The library's vocabulary is a copy of every token: it is asked where they are not.
+    let last = u32::try_from(tokens).ok()?.checked_sub(1);
+    let dense = last.is_some_and(|last| (0..=last).all(|id| model.id_to_token(id).is_some()));
+    let highest = if dense { last } else { model.get_vocab().into_values().max() };
+    highest.max(inner.get_added_vocabulary().get_added_tokens_decoder().keys().copied().max())
 }
 
 fn piece(mut token: String, steps: &[TokenStep]) -> std::result::Result<Vec<u8>, String> {

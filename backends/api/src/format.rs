@@ -139,7 +139,7 @@ impl Format {
 }
 
 /// The names that `--weights` takes, with the formats they mean.
-const NAMES: [(&str, Format); 10] = [
+const NAMES: [(&str, Format); 14] = [
     ("f32", Format::F32),
     ("f16", Format::F16),
     ("bf16", Format::Bf16),
@@ -150,6 +150,10 @@ const NAMES: [(&str, Format); 10] = [
     ("int4-g64", Format::Int4 { group: Group::G64, zero: ZeroKind::Symmetric }),
     ("int4-g128", Format::Int4 { group: Group::G128, zero: ZeroKind::Symmetric }),
     ("int4-row", Format::Int4 { group: Group::Row, zero: ZeroKind::Symmetric }),
+    ("int4-g32-min", Format::Int4 { group: Group::G32, zero: ZeroKind::Min }),
+    ("int4-g64-min", Format::Int4 { group: Group::G64, zero: ZeroKind::Min }),
+    ("int4-g128-min", Format::Int4 { group: Group::G128, zero: ZeroKind::Min }),
+    ("int4-row-min", Format::Int4 { group: Group::Row, zero: ZeroKind::Min }),
 ];
 
 impl fmt::Display for Format {
@@ -164,8 +168,7 @@ impl fmt::Display for Format {
             return f.pad(name);
         }
         match self {
-            Format::Int4 { group: g, zero: ZeroKind::Point } => f.pad(&format!("int4{}-point", group(g))),
-            Format::Int4 { group: g, .. } => f.pad(&format!("int4{}-min", group(g))),
+            Format::Int4 { group: g, .. } => f.pad(&format!("int4{}-point", group(g))),
             Format::Int8 { group: g } => f.pad(&format!("int8{}", group(g))),
             _ => unreachable!("every other format has a name"),
         }
@@ -193,8 +196,8 @@ mod tests {
             assert_eq!(name.parse::<Format>().unwrap(), format);
             assert_eq!(format.to_string(), name);
         }
-        let with_min = Format::Int4 { group: Group::G64, zero: ZeroKind::Min };
-        assert_eq!(with_min.to_string(), "int4-g64-min");
+        let with_point = Format::Int4 { group: Group::G64, zero: ZeroKind::Point };
+        assert_eq!(with_point.to_string(), "int4-g64-point");
         assert!("int3".parse::<Format>().unwrap_err().to_string().contains("int4-g32"));
     }
 

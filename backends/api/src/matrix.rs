@@ -7,6 +7,7 @@ mod coded;
 mod int4;
 mod int8;
 mod quantize;
+mod rows;
 mod ternary;
 
 use std::borrow::Cow;

@@ -1,5 +1,6 @@
 //! The activations of a matrix product: quantised once, read by every row of the matrix.
 
+use bytemuck::allocation::try_zeroed_vec;
 use trine_backend::activation::{self, BLOCK};
 use trine_backend::{Activation, Error, Result};
 
@@ -97,11 +98,11 @@ impl Scratch {
     }
 }
 
-/// Lengthens a vector to `len` zeros; `None` if there is no memory for it.
-fn grow<T: bytemuck::Zeroable + Copy>(values: &mut Vec<T>, len: usize) -> Option<()> {
-    if let Some(more) = len.checked_sub(values.len()) {
-        values.try_reserve_exact(more).ok()?;
-        values.resize(len, T::zeroed());
+/// Makes room for `len` values where there is less, which are all zero then; `None` if there is no memory for it.
+fn grow<T: bytemuck::Zeroable>(values: &mut Vec<T>, len: usize) -> Option<()> {
+    if values.len() < len {
+        *values = Vec::new();
+        *values = try_zeroed_vec(len).ok()?;
     }
     Some(())
 }

@@ -114,9 +114,9 @@ impl Cells {
     fn new(format: KvFormat, vectors: usize, stride: Option<usize>, what: &str) -> Result<Self> {
         let cells = stride.and_then(|stride| vectors.checked_mul(stride)).unwrap_or(usize::MAX);
         Ok(match format {
-            KvFormat::F32 => Cells::F32(zeros(cells, |n| vec![0.0; n], what)?),
-            KvFormat::F16 => Cells::F16(zeros(cells, |n| vec![0; n], what)?),
-            KvFormat::Int8 => Cells::Int8(zeros(cells, |n| vec![0; n], what)?, zeros(vectors, |n| vec![0.0; n], what)?),
+            KvFormat::F32 => Cells::F32(zeros(cells, what)?),
+            KvFormat::F16 => Cells::F16(zeros(cells, what)?),
+            KvFormat::Int8 => Cells::Int8(zeros(cells, what)?, zeros(vectors, what)?),
         })
     }
 

@@ -1,19 +1,18 @@
 //! Host memory that is asked for politely: too much of it is an error, not an abort.
 
+use bytemuck::Zeroable;
+use bytemuck::allocation::try_zeroed_vec;
 use trine_backend::{Error, Result};
 
 /// Bytes that buffers are aligned to: a cache line, and the widest vector of any CPU.
 const ALIGNMENT: usize = 64;
 
-/// `len` zeros. The system gives large ones lazily: pages that are never touched take no memory.
-pub(crate) fn zeros<T: Clone + Default>(len: usize, zero: fn(usize) -> Vec<T>, what: &str) -> Result<Vec<T>> {
-    let mut probe = Vec::<T>::new();
-    if probe.try_reserve_exact(len).is_err() {
+/// `len` zeros. The system gives large ones lazily: pages that are never touched take no memory and no time.
+pub(crate) fn zeros<T: Zeroable>(len: usize, what: &str) -> Result<Vec<T>> {
+    try_zeroed_vec(len).map_err(|()| {
         let bytes = len.saturating_mul(size_of::<T>());
-        return Err(Error::OutOfMemory(format!("no memory for {what}: it takes {} MB", bytes / 1_000_000)));
-    }
-    drop(probe);
-    Ok(zero(len))
+        Error::OutOfMemory(format!("no memory for {what}: it takes {} MB", bytes / 1_000_000))
+    })
 }
 
 /// f32 `[rows, columns]`, row-major, the first of them at the start of a cache line.
@@ -34,7 +33,7 @@ impl Buf {
         }
         let padding = ALIGNMENT / size_of::<f32>() - 1;
         let len = rows.checked_mul(columns).and_then(|cells| cells.checked_add(padding)).unwrap_or(usize::MAX);
-        let data = zeros(len, |len| vec![0.0; len], &format!("a buffer of {rows} x {columns}"))?;
+        let data: Vec<f32> = zeros(len, &format!("a buffer of {rows} x {columns}"))?;
         let start = data.as_ptr().align_offset(ALIGNMENT).min(padding);
         Ok(Buf { rows, columns, start, data })
     }

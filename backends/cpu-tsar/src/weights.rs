@@ -16,6 +16,9 @@ use crate::kernels::{Kernels, Selection};
 use crate::pool::Pool;
 use aligned::Aligned;
 
+/// Bytes of tiles below which one thread fills them: waking others, which sleep while files are read, takes as long.
+const FORK: usize = 1 << 19;
+
 /// A matrix `[rows = outputs, columns = inputs]` as tiles of 8 rows (see `layout.rs`).
 #[derive(Debug)]
 pub struct Weight {
@@ -30,7 +33,7 @@ pub struct Weight {
 }
 
 impl Weight {
-    /// Chooses the kernels of a matrix and lays it out anew for them, on all threads, with no second copy of it besides
+    /// Chooses the kernels of a matrix and lays it out anew for them, a large one on all threads, with no second copy of it besides
     /// the result. One layout serves all instruction sets, and all kernels but T-SAR's own.
     ///
     /// Errors if the memory is not there, and for matrices wider than the integer sums allow.
@@ -52,9 +55,13 @@ impl Weight {
             return Ok(Weight { rows, columns, activation, layout, published: Some(published), tiles, kernels });
         }
         let mut tiles = Aligned::zeroed(bytes)?;
-        pool.split(tiles.bytes_mut(), layout.tile_bytes, |start, part| {
-            pack::tiles(&matrix, &layout, start / layout.tile_bytes, part);
-        });
+        if bytes < FORK {
+            pack::tiles(&matrix, &layout, 0, tiles.bytes_mut());
+        } else {
+            pool.split(tiles.bytes_mut(), layout.tile_bytes, |start, part| {
+                pack::tiles(&matrix, &layout, start / layout.tile_bytes, part);
+            });
+        }
         Ok(Weight { rows, columns, activation, layout, published: None, tiles, kernels })
     }
 

@@ -111,12 +111,15 @@ impl Part for GgufPart<'_> {
             },
             Rows::Blocks(bytes, row_bytes) if self.entry.kind.native().1 => {
                 let bytes = self.block_row(bytes, *row_bytes, row)?;
-                blocks::codes(self.entry.kind, bytes, out).map_err(|problem| self.problem(row, problem))
+                blocks::codes(self.entry.kind, bytes, out).map_err(|problem| self.problem(row, problem))?;
+                self.passed(row, *row_bytes);
+                Ok(())
             }
             Rows::Blocks(bytes, row_bytes) => {
                 let bytes = self.block_row(bytes, *row_bytes, row)?;
                 let mut values = vec![0.0; self.columns];
                 blocks::floats(self.entry.kind, bytes, &mut values).map_err(|problem| self.problem(row, problem))?;
+                self.passed(row, *row_bytes);
                 self.check(&values, row)?;
                 out.quantize(Group::G32, &values).map_err(|problem| self.problem(row, problem))
             }
@@ -128,6 +131,7 @@ impl Part for GgufPart<'_> {
         match &self.rows {
             Rows::Dense(tensor) => {
                 tensor.row_f32(row, out)?;
+                tensor.passed(row);
                 check_finite(out, tensor, row)
             }
             Rows::I2s(i2s) => {
@@ -139,6 +143,7 @@ impl Part for GgufPart<'_> {
             Rows::Blocks(bytes, row_bytes) => {
                 let bytes = self.block_row(bytes, *row_bytes, row)?;
                 blocks::floats(self.entry.kind, bytes, out).map_err(|problem| self.problem(row, problem))?;
+                self.passed(row, *row_bytes);
                 self.check(out, row)
             }
         }
@@ -155,6 +160,12 @@ impl Part for GgufPart<'_> {
 }
 
 impl GgufPart<'_> {
+    /// A row of blocks was read; see [`Mapped::passed`].
+    fn passed(&self, row: usize, row_bytes: usize) {
+        let first = self.entry.range.start;
+        self.source.passed(first, first + row * row_bytes..first + (row + 1) * row_bytes);
+    }
+
     fn check(&self, values: &[f32], row: usize) -> Result<()> {
         match values.iter().position(|value| !value.is_finite()) {
             None => Ok(()),

@@ -212,11 +212,13 @@ impl<'a> Vocabulary<'a> {
             };
             merges.push(json!([left, right]));
         }
-        let model = json!({
+        let mut model = json!({
             "type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
             "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false, "ignore_merges": ignore_merges,
-            "vocab": self.vocab(), "merges": merges,
         });
+        // What is put into the macro is copied, and these are large.
+        model["vocab"] = self.vocab();
+        model["merges"] = Json::Array(merges);
         let decoder = json!({"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true});
         Ok(self.file(normalizer, pre_tokenizer, decoder, model))
     }
@@ -232,11 +234,12 @@ impl<'a> Vocabulary<'a> {
         }
         let unknown = metadata.int("tokenizer.ggml.unknown_token_id")?.unwrap_or(0);
         let unknown = usize::try_from(unknown).ok().and_then(|id| self.tokens.get(id));
-        let model = json!({
+        let mut model = json!({
             "type": "BPE", "dropout": null, "unk_token": unknown, "continuing_subword_prefix": null,
             "end_of_word_suffix": null, "fuse_unk": true, "byte_fallback": true, "ignore_merges": false,
-            "vocab": self.vocab(), "merges": self.merges_of_scores(metadata)?,
         });
+        model["vocab"] = self.vocab();
+        model["merges"] = Json::Array(self.merges_of_scores(metadata)?);
         let normalizer = json!({"type": "Sequence", "normalizers": normalizers});
         Ok(self.file(normalizer, Json::Null, json!({"type": "Sequence", "decoders": decoders}), model))
     }
@@ -283,10 +286,11 @@ impl<'a> Vocabulary<'a> {
     }
 
     fn file(&self, normalizer: Json, pre_tokenizer: Json, decoder: Json, model: Json) -> Json {
-        json!({
+        let mut file = json!({
             "version": "1.0", "truncation": null, "padding": null, "added_tokens": self.added(),
             "normalizer": normalizer, "pre_tokenizer": pre_tokenizer, "post_processor": null, "decoder": decoder,
-            "model": model,
-        })
+        });
+        file["model"] = model;
+        file
     }
 }

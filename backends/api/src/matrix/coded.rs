@@ -1,9 +1,9 @@
 //! Matrices whose codes exist already: a file's own rows of codes, taken over as they are.
 
 use half::f16;
-use rayon::prelude::*;
 
-use super::quantize::{int4_row, int8_row};
+use super::quantize::{int4_min_row, int4_row, int8_row};
+use super::rows::fill_rows;
 use super::{Codes, HostMatrix, Int4, Int8, Ternary, Zero, int4, ternary};
 use crate::error::ensure;
 use crate::format::{Group, ZeroKind};
@@ -53,12 +53,15 @@ impl CodedRow<'_> {
     /// of a row as long as `values`.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for ternary and for INT4 with a zero point or minimum.
+    /// [`Error::Unsupported`] for ternary and for INT4 with a zero point.
     pub fn quantize(self, group: Group, values: &[f32]) -> Result<(), Error> {
         let width = group.columns(values.len());
         match self {
             CodedRow::Int8 { codes, scales } => int8_row(values, width, codes, scales),
             CodedRow::Int4 { codes, scales, zero: ZeroRow::Symmetric } => int4_row(values, width, codes, scales),
+            CodedRow::Int4 { codes, scales, zero: ZeroRow::Min(minima) } => {
+                int4_min_row(values, width, codes, scales, minima);
+            }
             _ => return Err(Error::Unsupported("floats can't be quantised to this format".to_owned())),
         }
         Ok(())
@@ -66,8 +69,8 @@ impl CodedRow<'_> {
 }
 
 impl HostMatrix<'static> {
-    /// Builds a matrix of `format` whose row `r` is written by `write_row(r, row)`, on all cores; besides the result
-    /// there is one row in memory for each core. What is to be written is zero before.
+    /// Builds a matrix of `format` whose row `r` is written by `write_row(r, row)`, on all cores if it is large; besides
+    /// the result there is one row in memory for each core. What is to be written is zero before.
     ///
     /// # Errors
     /// What `write_row` returns; [`Error::Unsupported`] for a dense format; [`Error::Invalid`] for an empty matrix, a
@@ -101,14 +104,16 @@ fn ternary_rows<E: From<Error> + Send>(
     let row_bytes = Ternary::row_bytes(columns);
     let mut codes = vec![0u8; rows * row_bytes];
     let mut scales = vec![0.0f32; rows];
-    codes.par_chunks_mut(row_bytes).zip(&mut scales).enumerate().try_for_each_init(
+    let fields = (&mut codes[..], &mut scales[..], &mut vec![(); rows][..]);
+    fill_rows(
+        rows,
+        columns,
+        fields,
         || vec![0i8; columns],
-        |values, (row, (codes, scale))| {
+        |values, row, codes, scale, _| {
             values.fill(0);
-            write_row(row, CodedRow::Ternary { values: &mut *values, scale })?;
-            let wrong = values.iter().find(|value| !(-1..=1).contains(*value));
-            check_code(row, "ternary", wrong.copied().map(i16::from))?;
-            ternary::pack_row(values, codes);
+            write_row(row, CodedRow::Ternary { values: &mut *values, scale: &mut scale[0] })?;
+            check_code(row, "ternary", ternary::pack_row(values, codes).map(i16::from))?;
             Ok::<(), E>(())
         },
     )?;
@@ -128,35 +133,39 @@ fn int4_rows<E: From<Error> + Send>(
     let write = |raw: &mut Vec<u8>, row: usize, codes: &mut [u8], scales: &mut [f16], zero: ZeroRow<'_>| {
         raw.fill(0);
         write_row(row, CodedRow::Int4 { codes: &mut *raw, scales, zero })?;
-        check_code(row, "int4", raw.iter().find(|code| **code > 15).copied().map(i16::from))?;
-        int4::pack_row(raw, codes);
+        check_code(row, "int4", int4::pack_row(raw, codes).map(i16::from))?;
         Ok::<(), E>(())
     };
     let scratch = || vec![0u8; columns];
-    let each = codes.par_chunks_mut(row_bytes).zip(scales.par_chunks_mut(groups));
+    let (codes_mut, scales_mut) = (&mut codes[..], &mut scales[..]);
     let zero = match zero {
         ZeroKind::Symmetric => {
-            each.enumerate().try_for_each_init(scratch, |raw, (row, (codes, scales))| {
+            let fields = (codes_mut, scales_mut, &mut vec![(); rows][..]);
+            fill_rows(rows, columns, fields, scratch, |raw, row, codes, scales, _| {
                 write(raw, row, codes, scales, ZeroRow::Symmetric)
             })?;
             Zero::Symmetric
         }
         ZeroKind::Point => {
             let mut points = vec![0u8; rows * groups];
-            each.zip(points.par_chunks_mut(groups))
-                .enumerate()
-                .try_for_each_init(scratch, |raw, (row, ((codes, scales), points))| {
-                    write(raw, row, codes, scales, ZeroRow::Point(points))
-                })?;
+            fill_rows(
+                rows,
+                columns,
+                (codes_mut, scales_mut, &mut points),
+                scratch,
+                |raw, row, codes, scales, points| write(raw, row, codes, scales, ZeroRow::Point(points)),
+            )?;
             Zero::Point(points.into())
         }
         ZeroKind::Min => {
             let mut minima = vec![f16::ZERO; rows * groups];
-            each.zip(minima.par_chunks_mut(groups))
-                .enumerate()
-                .try_for_each_init(scratch, |raw, (row, ((codes, scales), minima))| {
-                    write(raw, row, codes, scales, ZeroRow::Min(minima))
-                })?;
+            fill_rows(
+                rows,
+                columns,
+                (codes_mut, scales_mut, &mut minima),
+                scratch,
+                |raw, row, codes, scales, minima| write(raw, row, codes, scales, ZeroRow::Min(minima)),
+            )?;
             Zero::Min(minima.into())
         }
     };
@@ -172,11 +181,14 @@ fn int8_rows<E: From<Error> + Send>(
     let groups = group.count(columns);
     let mut codes = vec![0i8; rows * columns];
     let mut scales = vec![f16::ZERO; rows * groups];
-    codes
-        .par_chunks_mut(columns)
-        .zip(scales.par_chunks_mut(groups))
-        .enumerate()
-        .try_for_each(|(row, (codes, scales))| write_row(row, CodedRow::Int8 { codes, scales }))?;
+    let fields = (&mut codes[..], &mut scales[..], &mut vec![(); rows][..]);
+    fill_rows(
+        rows,
+        columns,
+        fields,
+        || (),
+        |(), row, codes, scales, _| write_row(row, CodedRow::Int8 { codes, scales }),
+    )?;
     Ok(Codes::Int8(Int8::new(group, codes, scales)))
 }
 
@@ -467,7 +479,8 @@ mod tests {
     fn a_quantised_row_is_the_matrix_packers() {
         let values: Vec<f32> = (0..77).map(|i| ((i * 37) % 23) as f32 - 11.3).collect();
         for group in GROUPS {
-            for format in [Format::Int8 { group }, Format::Int4 { group, zero: ZeroKind::Symmetric }] {
+            let int4 = |zero| Format::Int4 { group, zero };
+            for format in [Format::Int8 { group }, int4(ZeroKind::Symmetric), int4(ZeroKind::Min)] {
                 let whole = HostMatrix::quantize::<Error>(1, 77, format, |_, out| {
                     out.copy_from_slice(&values);
                     Ok(())

@@ -114,9 +114,19 @@ impl<'a> Int4<'a> {
     /// The raw codes `u` in 0..=15 of one row.
     pub fn row(&self, row: usize, out: &mut [u8]) {
         let row_bytes = Self::row_bytes(out.len());
-        let codes = &self.codes[row * row_bytes..(row + 1) * row_bytes];
-        for (column, out) in out.iter_mut().enumerate() {
-            *out = codes[column / 2] >> (4 * (column % 2)) & 15;
+        Self::unpack_row(&self.codes[row * row_bytes..(row + 1) * row_bytes], out);
+    }
+
+    /// The raw codes of the row that is packed in `codes`.
+    ///
+    /// # Panics
+    /// If `codes` is shorter than [`Int4::row_bytes`].
+    pub fn unpack_row(codes: &[u8], out: &mut [u8]) {
+        let (pairs, tail) = out.as_chunks_mut::<2>();
+        let (whole, rest) = codes.split_at(pairs.len());
+        pairs.iter_mut().zip(whole).for_each(|(out, &byte)| *out = [byte & 15, byte >> 4]);
+        if let [out] = tail {
+            *out = rest[0] & 15;
         }
     }
 
@@ -146,12 +156,42 @@ impl<'a> Int4<'a> {
     }
 }
 
-/// Packs one row of raw codes 0..=15 into [`Int4::row_bytes`] bytes.
-pub(super) fn pack_row(values: &[u8], out: &mut [u8]) {
-    assert_eq!(out.len(), Int4::row_bytes(values.len()));
-    for (out, values) in out.iter_mut().zip(values.chunks(2)) {
-        let high = values.get(1).copied().unwrap_or(0);
-        assert!(values[0] <= 15 && high <= 15, "an int4 code is above 15");
-        *out = values[0] | high << 4;
+/// Packs one row of raw codes 0..=15 into [`Int4::row_bytes`] bytes. Returns the first code above 15, if there is one: then
+/// what was packed is good for nothing.
+///
+/// # Panics
+/// If the lengths do not fit.
+#[must_use]
+pub(super) fn pack_row(codes: &[u8], out: &mut [u8]) -> Option<u8> {
+    assert_eq!(out.len(), Int4::row_bytes(codes.len()));
+    let (pairs, rest) = codes.as_chunks::<2>();
+    let (whole, tail) = out.split_at_mut(pairs.len());
+    whole.iter_mut().zip(pairs).for_each(|(out, [even, odd])| *out = even | odd << 4);
+    tail.copy_from_slice(rest);
+    // One pass without branches while all is well.
+    let all = codes.iter().fold(0, |all, &code| all | code);
+    if all <= 15 { None } else { codes.iter().copied().find(|&code| code > 15) }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn packing_is_what_the_layout_says(codes in prop::collection::vec(0u8..16, 1..100), wrong in 16u8..) {
+            let mut packed = vec![0xFF; Int4::row_bytes(codes.len())];
+            prop_assert_eq!(pack_row(&codes, &mut packed), None);
+            for (at, byte) in packed.iter().enumerate() {
+                prop_assert_eq!(*byte, codes[2 * at] | codes.get(2 * at + 1).map_or(0, |code| code << 4));
+            }
+            let mut unpacked = vec![99; codes.len()];
+            Int4::unpack_row(&packed, &mut unpacked);
+            prop_assert_eq!(&unpacked, &codes);
+            unpacked[codes.len() / 2] = wrong;
+            prop_assert_eq!(pack_row(&unpacked, &mut packed), Some(wrong));
+        }
     }
 }

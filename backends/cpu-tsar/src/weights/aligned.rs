@@ -2,6 +2,8 @@
 
 use trine_backend::{Error, Result};
 
+use crate::memory;
+
 /// Bytes of a cache line, and of the widest vector that any kernel loads.
 const ALIGNMENT: usize = 64;
 
@@ -17,14 +19,12 @@ pub(super) struct Aligned {
 impl Aligned {
     /// Errors if the system has no memory for `len` bytes.
     pub(super) fn zeroed(len: usize) -> Result<Self> {
-        let mut memory: Vec<u8> = Vec::new();
-        let reserved = len.checked_add(ALIGNMENT).is_some_and(|total| memory.try_reserve_exact(total).is_ok());
-        if !reserved {
-            return Err(Error::OutOfMemory(format!("no memory for a matrix of {len} bytes: use a smaller model")));
-        }
+        let problem = || Error::OutOfMemory(format!("no memory for a matrix of {len} bytes: use a smaller model"));
+        let total = len.checked_add(ALIGNMENT).ok_or_else(problem)?;
+        // Zeros that the system gives: each page is made when a thread writes to it, not by this one.
+        let mut memory = memory::zeros(total, "a matrix").map_err(|_| problem())?;
         ask_for_huge_pages(&mut memory);
-        let start = memory.as_ptr().align_offset(ALIGNMENT);
-        memory.resize(start + len, 0);
+        let start = memory.as_ptr().align_offset(ALIGNMENT).min(ALIGNMENT);
         Ok(Aligned { memory, start, len })
     }
 
@@ -39,16 +39,15 @@ impl Aligned {
 
 /// Asks the system to back memory that was not touched yet by pages of 2 MB where it can: a product goes through all of a
 /// matrix, and with small pages the CPU looks up an address for every 4 KB of it. Nothing depends on it being granted.
-fn ask_for_huge_pages(memory: &mut Vec<u8>) {
+fn ask_for_huge_pages(memory: &mut [u8]) {
     #[cfg(target_os = "linux")]
     {
         const PAGE: usize = 4096;
-        let spare = memory.spare_capacity_mut();
-        let first = spare.as_ptr().align_offset(PAGE).min(spare.len());
-        let whole = (spare.len() - first) / PAGE * PAGE;
-        let start = spare[first..].as_mut_ptr();
+        let first = memory.as_ptr().align_offset(PAGE).min(memory.len());
+        let whole = (memory.len() - first) / PAGE * PAGE;
+        let start = memory[first..].as_mut_ptr();
         #[allow(unsafe_code)]
-        // SAFETY: the range is whole pages of memory that is ours and holds nothing; the advice changes no bytes.
+        // SAFETY: the range is whole pages of memory that is ours; the advice changes no bytes.
         unsafe {
             libc::madvise(start.cast(), whole, libc::MADV_HUGEPAGE);
         }
