@@ -5,6 +5,8 @@
 //! first: the default must come last, or asking for another one would silently change nothing), its [`Compiled`]
 //! and a line each in [`COMPILED`], [`on`] and [`each_backend!`](crate::each_backend).
 
+use std::path::Path;
+
 use trine_backend::Backend;
 use trine_backend::oracle::Oracle;
 
@@ -96,6 +98,15 @@ pub trait Compiled: Backend {
     /// The settings that it looks at.
     const TAKES: Takes;
 
+    /// Options that open a device which is not here, for its kernels alone: what steps ask for is compiled into `folder`.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] if nothing of the backend depends on the device in that way, or `device` is none.
+    fn elsewhere(device: &str, folder: &Path) -> Result<Self::Options> {
+        let _ = (device, folder);
+        Err(Error::Usage(format!("{} compiles no kernels beforehand: cuda-orin does", Self::NAME)))
+    }
+
     /// Its options; settings that it does not take are ignored.
     ///
     /// # Errors
@@ -129,6 +140,12 @@ impl Compiled for CudaOrin {
         let options = trine_cuda_orin::Options::from_environment();
         let rows = settings.kernel.as_deref().map(str::parse).transpose().map_err(usage)?;
         Ok(trine_cuda_orin::Options { device: settings.device.clone(), rows, ..options })
+    }
+
+    fn elsewhere(device: &str, folder: &Path) -> Result<Self::Options> {
+        let device =
+            trine_cuda_orin::Elsewhere::new(device, folder).map_err(|error| Error::Usage(error.to_string()))?;
+        Ok(trine_cuda_orin::Options { elsewhere: Some(device), ..trine_cuda_orin::Options::default() })
     }
 }
 

@@ -59,7 +59,7 @@ impl Course {
     }
 
     /// Accepts a token that was drawn; `None` where it is one of the end tokens `eos`.
-    fn accept(&mut self, sampler: &mut Sampler, token: u32, eos: &[u32]) -> Option<u32> {
+    pub(crate) fn accept(&mut self, sampler: &mut Sampler, token: u32, eos: &[u32]) -> Option<u32> {
         if !self.ignore_end && eos.contains(&token) {
             return None;
         }

@@ -103,7 +103,7 @@ struct Attend {
     Span* spans;
     unsigned dim, query_heads, kv_heads, context, chunks, per;
     float scale;
-    unsigned unused;
+    unsigned rows;
 };
 
 struct Gated {

@@ -4,11 +4,10 @@
 // ROPE: the row is the step's only one; queries and the key are rotated here, and the key and value stored. Older keys and values are then
 // on their way before the kernel that makes the query has ended. QUANTIZE: out for the product that follows; dim % 32 = 0. DIM: the columns
 // of a head, if the kernel is made for them; QUERIES: the query heads that share a key/value head, up to 8, likewise.
-#include "cache.cuh"
+#include "attention.cuh"
 #include "rotate.cuh"
 
 #define THREADS 256
-#define CHUNK 64
 // Query heads of a block: QUERIES, if the kernel is made for so many, or up to 8.
 #define HEADS (QUERIES ? QUERIES : 8)
 #define HEADS_OF(task) (QUERIES ? QUERIES : (task).heads)
@@ -20,7 +19,6 @@
 #define OWN_PIECES ((PIECES + QUARTERS - 1) / QUARTERS)
 // Positions whose values a thread holds before they are asked for.
 #define AHEAD 16
-#define LOWEST bits_to_float(0xff7fffffu)
 
 struct Memory {
     ALIGNED(16) float query[HEADS][PIECES * 8];
@@ -152,14 +150,10 @@ __device__ inline void weigh(const Task& task, Memory& memory, Scale own) {
     if (head >= HEADS_OF(task)) return;
     bool first = lane < task.count, second = lane + 32 < task.count;
     float a = first ? memory.scores[head][lane] : LOWEST, b = second ? memory.scores[head][lane + 32] : LOWEST;
-    float highest = fmaxf(a, b);
-    UNROLL
-    for (int mask = 16; mask > 0; mask /= 2) highest = fmaxf(highest, shuffle_xor(highest, mask));
+    float highest = largest_of_warp(fmaxf(a, b));
     a = first ? expf(a - highest) : 0.0f;
     b = second ? expf(b - highest) : 0.0f;
-    float total = a + b;
-    UNROLL
-    for (int mask = 16; mask > 0; mask /= 2) total += shuffle_xor(total, mask);
+    float total = sum_of_warp(a + b);
     // An INT8 value's scale goes with its weight.
     if (CACHE == 2 && first) a *= lane < task.known ? task.value_scales[lane] : own.scale;
     if (CACHE == 2 && second) b *= lane + 32 < task.known ? task.value_scales[lane + 32] : own.scale;
@@ -202,20 +196,6 @@ __device__ inline void sum_values(const Task& task, Memory& memory, const Share&
         if (h < HEADS_OF(task)) *(float2*)&memory.sums[(share.group * HEADS_OF(task) + h) * dim + share.pair * 2] = sums[h];
 }
 
-// The result's columns of the task's heads; whole warps come here.
-__device__ inline void store_result(const Attend& args, const Task& task, unsigned dim, unsigned column, float value) {
-    unsigned width = args.query_heads * dim, at = task.first_head * dim + column;
-    if (args.out) args.out[(size_t)task.row * width + at] = value;
-    if (QUANTIZE == 2) {
-        signed char* codes = args.codes + (size_t)task.row * args.per * (SEGMENTS * UNIT);
-        quantize_lane(codes, args.spans + (size_t)task.row * args.per * SEGMENTS, at / UNIT, args.per, at % UNIT, value);
-    }
-}
-
-__device__ inline float* partial_of(const Attend& args, const Task& task, unsigned dim, unsigned head, unsigned chunk) {
-    return args.partials + (((size_t)task.row * args.query_heads + task.first_head + head) * args.chunks + chunk) * (dim + 2);
-}
-
 // Columns of the result that a thread has.
 #define OWN_COLUMNS ((HEADS * MOST + THREADS - 1) / THREADS)
 
@@ -238,21 +218,20 @@ __device__ inline void join(const Attend& args, const Task& task, Memory& memory
     UNROLL
     for (int i = 0; i < OWN_COLUMNS; i++) {
         unsigned column = min(i * THREADS + thread, columns - 1);
-        partials[i] = partial_of(args, task, dim, column / dim, 0) + column % dim;
+        partials[i] = partial_of(args, task.row, task.first_head + column / dim, dim, 0) + column % dim;
     }
     load_joined(partials, 0, task.chunks, dim + 2, next);
     float highest = LOWEST, total = 0.0f;
     if (warp < HEADS_OF(task)) {
-        for (unsigned c = lane; c < task.chunks; c += 32) highest = fmaxf(highest, __ldcg(partial_of(args, task, dim, warp, c) + dim));
-        UNROLL
-        for (int mask = 16; mask > 0; mask /= 2) highest = fmaxf(highest, shuffle_xor(highest, mask));
+        for (unsigned c = lane; c < task.chunks; c += 32) highest = fmaxf(highest, __ldcg(partial_of(args, task.row, task.first_head + warp, dim, c) + dim));
+        highest = largest_of_warp(highest);
     }
     for (unsigned start = 0; start < task.chunks; start += CHUNK) {
         unsigned count = min(task.chunks - start, (unsigned)CHUNK);
         __syncthreads();
         if (warp < HEADS_OF(task)) {
             for (unsigned c = lane; c < CHUNK; c += 32) {
-                const float* partial = partial_of(args, task, dim, warp, start + min(c, count - 1)) + dim;
+                const float* partial = partial_of(args, task.row, task.first_head + warp, dim, start + min(c, count - 1)) + dim;
                 float factor = c < count ? expf(__ldcg(partial) - highest) : 0.0f;
                 memory.scores[warp][c] = factor;
                 if (c < count) total += __ldcg(partial + 1) * factor;
@@ -276,8 +255,7 @@ __device__ inline void join(const Attend& args, const Task& task, Memory& memory
         }
     }
     if (warp < HEADS_OF(task)) {
-        UNROLL
-        for (int mask = 16; mask > 0; mask /= 2) total += shuffle_xor(total, mask);
+        total = sum_of_warp(total);
         if (lane == 0) memory.total[warp] = total;
     }
     UNROLL
@@ -285,7 +263,7 @@ __device__ inline void join(const Attend& args, const Task& task, Memory& memory
         if (i * THREADS + thread < columns) memory.sums[i * THREADS + thread] = sums[i];
     __syncthreads();
     UNROLL_BY(1)
-    for (unsigned column = thread; column < columns; column += THREADS) store_result(args, task, dim, column, __fdiv_rn(memory.sums[column], memory.total[column / dim]));
+    for (unsigned column = thread; column < columns; column += THREADS) store_result(args, task.row, task.first_head * dim + column, dim, __fdiv_rn(memory.sums[column], memory.total[column / dim]));
 }
 
 KERNEL(attend, Attend, THREADS, (ROPE && CACHE == 0 ? 1 : ROPE || MOST > 128 || CACHE == 0 ? 2 : 3)) {
@@ -346,13 +324,13 @@ KERNEL(attend, Attend, THREADS, (ROPE && CACHE == 0 ? 1 : ROPE || MOST > 128 || 
         for (unsigned g = 1; g < share.groups; g++) sum += memory.sums[g * columns + column];
         unsigned head = column / dim;
         if (task.chunks == 1)
-            store_result(args, task, dim, column, __fdiv_rn(sum, memory.total[head]));
+            store_result(args, task.row, task.first_head * dim + column, dim, __fdiv_rn(sum, memory.total[head]));
         else
-            partial_of(args, task, dim, head, task.chunk)[column % dim] = sum;
+            partial_of(args, task.row, task.first_head + head, dim, task.chunk)[column % dim] = sum;
     }
     if (task.chunks == 1) return;
     if (thread < HEADS_OF(task)) {
-        float* partial = partial_of(args, task, dim, thread, task.chunk);
+        float* partial = partial_of(args, task.row, task.first_head + thread, dim, task.chunk);
         partial[dim] = memory.highest[thread];
         partial[dim + 1] = memory.total[thread];
     }

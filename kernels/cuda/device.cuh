@@ -23,6 +23,13 @@ __device__ inline int dot_unsigned(unsigned w, int x, int acc) {
 
 __device__ inline int dot_signed(int w, int x, int acc) { return __dp4a(w, x, acc); }
 
+// (x & mask) ^ flip, which the compiler does not always see to be one instruction.
+__device__ inline unsigned and_xor(unsigned x, unsigned mask, unsigned flip) {
+    unsigned y;
+    asm("lop3.b32 %0, %1, %2, %3, 0x6a;" : "=r"(y) : "r"(x), "r"(mask), "r"(flip));
+    return y;
+}
+
 __device__ inline float half_to_float(unsigned short bits) {
     float x;
     asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(bits));

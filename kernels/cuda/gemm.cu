@@ -1,5 +1,5 @@
-// The product of a quantised matrix with many rows of activations, on the integer tensor cores. A block has 64 rows of the matrix and 64
-// tokens, a warp 32 of each. Units are taken in their order and scaled one by one, as in gemv.cu: a segment's sum, then the sum of segments.
+// The product of a quantised matrix with many rows of activations, on the integer tensor cores. A block has TILE_ROWS (64 or 128) rows of the
+// matrix and 64 tokens, a warp 32 of each. Units are taken in their order and scaled one by one, as in gemv.cu: a segment's sum, then the sum of segments.
 //
 // Activations are in PLAIN order: what is read together lies together.
 //
@@ -7,17 +7,23 @@
 // alike, so that a word of weights is a fragment as it lies.
 #include "units.cuh"
 
-#define THREADS 128
-#define TILE_ROWS 64
+#define THREADS (TILE_ROWS * 2)
 #define TILE_TOKENS 64
-// Units of a stage, and stages: one is computed while the next two are on their way.
+// Units of a stage, and stages: one is computed while the others are on their way.
 #define DEPTH (FORMAT == 2 ? 2 : 4)
-#define STAGES 3
+#define STAGES (TILE_ROWS == 64 ? 3 : 2)
 #ifndef MIN_BLOCKS
-#define MIN_BLOCKS (ZERO == 0 ? 4 : 3)
+#define MIN_BLOCKS (ZERO == 0 ? 512 / THREADS : TILE_ROWS == 64 ? 3 : 1)
 #endif
 #define UNIT_BYTES (FORMAT == 0 ? 8 : FORMAT == 1 ? 16 : 32)
 #define SCALED (!INTEGER)
+// Codes as 16 times their signed value, which takes no more instructions than to unpack them, so that nobody needs the sums of activations;
+// and the magic number of units.cuh for sums that are 16 times as large.
+#define CENTRED (SCALED && FORMAT == 1 && ZERO == 0)
+#define MAGIC_BITS_16 0x49400000
+#define MAGIC_16 786432.0f
+// Of a span its scale is enough.
+#define SUMLESS (CENTRED || SCALED && FORMAT == 2)
 
 // A lane has four neighbouring rows of a warp's 32, the i-th of them in the fragments' i-th quarter; so do rows of weights lie.
 __device__ inline unsigned row_place(unsigned row) { return row / 32 * 32 + row % 4 * 8 + row % 32 / 4; }
@@ -25,7 +31,11 @@ __device__ inline unsigned row_place(unsigned row) { return row / 32 * 32 + row 
 struct Stage {
     ALIGNED(16) unsigned char weights[DEPTH][TILE_ROWS][UNIT_BYTES];
     ALIGNED(16) signed char inputs[DEPTH][TILE_TOKENS][UNIT];
+#if SUMLESS
+    ALIGNED(16) float spans[DEPTH][TILE_TOKENS];
+#else
     ALIGNED(16) Span spans[DEPTH][TILE_TOKENS];
+#endif
 #if SCALED
     ALIGNED(16) unsigned short scales[DEPTH][TILE_ROWS];
 #if ZERO == 1
@@ -43,19 +53,22 @@ struct Place {
 
 __device__ inline void go_on(Place& place, unsigned units, unsigned per) {
     place.step += units;
-    while (place.step >= per) place.step -= per, place.lane_bytes += 16;
+    UNROLL
+    for (unsigned i = 0; i < units; i++)
+        if (place.step >= per) place.step -= per, place.lane_bytes += 16;
 }
 
 // A stage's units of a token lie in one piece, and so do their spans.
 #define TOKEN_PIECES (DEPTH * 2)
 #define INPUT_TURNS (TILE_TOKENS * TOKEN_PIECES / THREADS)
-#define SPAN_TURNS (TILE_TOKENS * DEPTH / THREADS)
+#define SPAN_TURNS ((TILE_TOKENS * DEPTH + THREADS - 1) / THREADS)
 
-// What a thread brings to each stage: every second unit of a row of weights; a piece of some tokens' inputs; a span of some tokens. Offsets
-// are from where the block's tokens begin.
+// What a thread brings to each stage: every second unit of a row of weights; a piece of some tokens' inputs; a span of some tokens. Rows of
+// activations are padded to whole tiles.
 struct Loader {
     const unsigned char* weights;
-    unsigned inputs[INPUT_TURNS], spans[SPAN_TURNS];
+    // From where the block's tokens begin.
+    unsigned inputs, spans;
     // Of the next weights, and the next scales.
     Place place, scales;
 };
@@ -64,12 +77,9 @@ __device__ inline Loader loader(const Product& args) {
     Loader it;
     unsigned thread = threadIdx.x, padded = (args.rows + TILE - 1) / TILE * TILE, steps = (args.per + UNITS_PER_STEP - 1) / UNITS_PER_STEP;
     it.weights = row_codes(args.codes, min(blockIdx.x * TILE_ROWS + thread % TILE_ROWS, padded - 1), steps);
-    unsigned last = args.tokens - 1 - blockIdx.y * TILE_TOKENS, places = args.per * SEGMENTS;
-    UNROLL
-    for (int i = 0; i < INPUT_TURNS; i++)
-        it.inputs[i] = min((i * THREADS + thread) / TOKEN_PIECES, last) * places * UNIT + thread % TOKEN_PIECES * 16;
-    UNROLL
-    for (int i = 0; i < SPAN_TURNS; i++) it.spans[i] = min((i * THREADS + thread) / DEPTH, last) * places + thread % DEPTH;
+    unsigned places = args.per * SEGMENTS;
+    it.inputs = thread / TOKEN_PIECES * places * UNIT + thread % TOKEN_PIECES * 16;
+    it.spans = thread / DEPTH * places + thread % DEPTH;
     it.place = it.scales = {0, 0};
     go_on(it.place, thread / TILE_ROWS, args.per);
     go_on(it.scales, thread / (TILE_ROWS / TILE), args.per);
@@ -89,24 +99,29 @@ __device__ inline void load_weights(const Loader& it, Stage& stage, unsigned at)
 #endif
 }
 
-__device__ inline void load_inputs(const Product& args, const Loader& it, Stage& stage, unsigned first, unsigned units) {
-    size_t block = (size_t)blockIdx.y * TILE_TOKENS * args.per * SEGMENTS + first;
-    unsigned thread = threadIdx.x, piece = thread % TOKEN_PIECES, unit = thread % DEPTH;
-    if (first + piece / 2 < units) {
-        UNROLL
-        for (int i = 0; i < INPUT_TURNS; i++)
-            copy_async<16>(stage.inputs[piece / 2][(i * THREADS + thread) / TOKEN_PIECES] + piece % 2 * 16, args.x_codes + block * UNIT + it.inputs[i]);
-    }
-    if (first + unit < units) {
-        UNROLL
-        for (int i = 0; i < SPAN_TURNS; i++) copy_async<8>(&stage.spans[unit][(i * THREADS + thread) / DEPTH], args.x_spans + block + it.spans[i]);
-    }
+__device__ inline void load_inputs(const Product& args, const Loader& it, Stage& stage, unsigned first) {
+    unsigned thread = threadIdx.x, piece = thread % TOKEN_PIECES, places = args.per * SEGMENTS;
+    size_t block = (size_t)blockIdx.y * TILE_TOKENS * places + first;
+    const signed char* inputs = args.x_codes + block * UNIT;
+    const Span* spans = args.x_spans + block;
+    signed char* to = stage.inputs[piece / 2][thread / TOKEN_PIECES] + piece % 2 * 16;
+    UNROLL
+    for (int i = 0; i < INPUT_TURNS; i++)
+        copy_async<16>(to + i * (THREADS / TOKEN_PIECES) * UNIT, inputs + (size_t)(i * (THREADS / TOKEN_PIECES)) * places * UNIT + it.inputs);
+    auto* span = &stage.spans[thread % DEPTH][thread / DEPTH];
+    UNROLL
+    for (int i = 0; i < SPAN_TURNS; i++)
+        if (TILE_TOKENS * DEPTH >= THREADS || thread < TILE_TOKENS * DEPTH)
+            copy_async<SUMLESS ? 4 : 8>(span + i * (THREADS / DEPTH), spans + (size_t)(i * (THREADS / DEPTH)) * places + it.spans);
 }
 
 __device__ inline void load_tile_of_scales(const Product& args, Stage& stage, unsigned tile, unsigned at, Place place) {
 #if SCALED
     unsigned first = min(blockIdx.x * TILE_ROWS + tile * TILE, (args.rows + TILE - 1) / TILE * TILE - TILE);
-    size_t from = scale_at(first, slot_of(place.step, place.lane_bytes / 16, args.per), args.slots);
+    unsigned slot = slot_of(place.step, place.lane_bytes / 16, args.per);
+    // As in pieces.cuh: what is past a row's end has no scale.
+    if (GROUP > 1) slot = min(slot, args.slots - 1);
+    size_t from = scale_at(first, slot, args.slots);
     copy_async<16>(&stage.scales[at][tile * TILE], (const unsigned short*)args.scales + from);
 #if ZERO == 1
     copy_async<8>(&stage.points[at][tile * TILE], (const unsigned char*)args.zeros + from);
@@ -116,19 +131,20 @@ __device__ inline void load_tile_of_scales(const Product& args, Stage& stage, un
 #endif
 }
 
-// The stage that begins with unit first; empty past the last unit.
+// The stage that begins with unit first; empty past the last unit. A row is padded with zeros to more than whole stages.
 __device__ inline void load_stage(const Product& args, Loader& it, Stage& stage, unsigned first, unsigned units) {
-    load_inputs(args, it, stage, first, units);
-    UNROLL
-    for (unsigned i = 0; i < DEPTH; i += 2) {
-        unsigned at = i + threadIdx.x / TILE_ROWS;
-        if (first + at < units) load_weights(it, stage, at);
-        go_on(it.place, 2, args.per);
-    }
-    unsigned at = threadIdx.x / (TILE_ROWS / TILE);
-    if (at < DEPTH && first + at < units) {
-        load_tile_of_scales(args, stage, threadIdx.x % (TILE_ROWS / TILE), at, it.scales);
-        go_on(it.scales, DEPTH, args.per);
+    if (first < units) {
+        load_inputs(args, it, stage, first);
+        UNROLL
+        for (unsigned i = 0; i < DEPTH; i += 2) {
+            load_weights(it, stage, i + threadIdx.x / TILE_ROWS);
+            go_on(it.place, 2, args.per);
+        }
+        unsigned at = threadIdx.x / (TILE_ROWS / TILE);
+        if (at < DEPTH) {
+            load_tile_of_scales(args, stage, threadIdx.x % (TILE_ROWS / TILE), at, it.scales);
+            go_on(it.scales, DEPTH, args.per);
+        }
     }
     copies_commit();
 }
@@ -137,7 +153,11 @@ __device__ inline void load_stage(const Product& args, Loader& it, Stage& stage,
 struct Parts {
     const unsigned char* weights;
     const signed char* inputs;
+#if SUMLESS
+    const float* spans;
+#else
     const Span* spans;
+#endif
 #if SCALED
     const unsigned short* scales;
 #if ZERO == 1
@@ -175,6 +195,10 @@ __device__ inline void load_fragment(const Parts& parts, int at, int m, unsigned
         unsigned word = *(const unsigned*)(unit - q % 2 * 2) >> (q % 2 * 4);
         a[i] = word & 0x03030303u;
         a[2 + i] = word >> 2 & 0x03030303u;
+#elif CENTRED
+        unsigned word = *(const unsigned*)unit;
+        a[i] = and_xor(word << 4, 0xf0f0f0f0u, 0x80808080u);
+        a[2 + i] = and_xor(word, 0xf0f0f0f0u, 0x80808080u);
 #elif FORMAT == 1
         unsigned word = *(const unsigned*)unit;
         a[i] = word & 0x0f0f0f0fu;
@@ -199,6 +223,14 @@ struct Sums {
     float segment[2][4][4];
     float total[2][4][4];
 };
+
+__device__ inline void end_segment(Sums& sums) {
+    UNROLL
+    for (int i = 0; i < 32; i++) {
+        (&sums.total[0][0][0])[i] += (&sums.segment[0][0][0])[i];
+        (&sums.segment[0][0][0])[i] = 0.0f;
+    }
+}
 #endif
 
 #if INTEGER
@@ -249,22 +281,29 @@ __device__ inline void add_unit(const Parts& parts, int at, unsigned q, Sums& su
     for (int n = 0; n < 4; n++) {
         uint2 words = *(const uint2*)(parts.inputs + (at * TILE_TOKENS + n * 8) * UNIT);
         unsigned b[2] = {words.x, words.y};
+        int product[4];
+#if SUMLESS
+        float2 spans = *(const float2*)(parts.spans + at * TILE_TOKENS + n * 8);
+        float scale[2] = {spans.x, spans.y};
+        const int bits = CENTRED ? MAGIC_BITS_16 : MAGIC_BITS, start[4] = {bits, bits, bits, bits};
+        const float magic = CENTRED ? MAGIC_16 : MAGIC;
+#else
         int4 spans = *(const int4*)(parts.spans + at * TILE_TOKENS + n * 8);
         float scale[2] = {__int_as_float(spans.x), __int_as_float(spans.z)};
-        int sum[2] = {spans.y, spans.w}, start[4], product[4];
-        UNROLL
-        for (int i = 0; i < 4; i++) start[i] = MAGIC_BITS - (FORMAT == 1 && ZERO == 0 ? 8 * sum[i % 2] : 0);
+        int sum[2] = {spans.y, spans.w}, start[4] = {MAGIC_BITS, MAGIC_BITS, MAGIC_BITS, MAGIC_BITS};
+        const float magic = MAGIC;
+#endif
         UNROLL
         for (int m = 0; m < 2; m++) {
 #if ZERO == 1
             UNROLL
             for (int i = 0; i < 4; i++) start[i] = MAGIC_BITS - points[m][i / 2] * sum[i % 2];
 #endif
-            multiply_tile<FORMAT != 2>(product, a[m], b, start);
+            multiply_tile<!SUMLESS>(product, a[m], b, start);
             UNROLL
             for (int i = 0; i < 4; i++) {
                 float& segment = sums.segment[m][n][i];
-                segment = fmaf(__int_as_float(product[i]) - MAGIC, scales[m][i / 2] * scale[i % 2], segment);
+                segment = fmaf(__int_as_float(product[i]) - magic, scales[m][i / 2] * scale[i % 2], segment);
 #if ZERO == 2
                 segment = fmaf((float)sum[i % 2], minima[m][i / 2] * scale[i % 2], segment);
 #endif
@@ -314,7 +353,7 @@ __device__ inline void store_rows(const Product& args, const Sums& sums, int n, 
 KERNEL(gemm, Product, THREADS, MIN_BLOCKS) {
     SHARED(Stage, stages, [STAGES]);
     unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32, units = (args.columns + UNIT - 1) / UNIT;
-    unsigned row = warp % 2 * 32, token = warp / 2 * 32;
+    unsigned row = warp % (TILE_ROWS / 32) * 32, token = warp / (TILE_ROWS / 32) * 32;
     allow_successor();
     wait_for_predecessor();
     Sums sums = {};
@@ -333,23 +372,20 @@ KERNEL(gemm, Product, THREADS, MIN_BLOCKS) {
         Parts parts = parts_of(stages[now], row, token, lane);
         UNROLL
         for (int at = 0; at < DEPTH; at++) {
-            if (first + at < units) {
-                add_unit(parts, at, lane % 4, sums);
+            add_unit(parts, at, lane % 4, sums);
 #if SCALED
-                if (++step == args.per || first + at + 1 == units) {
-                    step = 0;
-                    UNROLL
-                    for (int i = 0; i < 32; i++) {
-                        (&sums.total[0][0][0])[i] += (&sums.segment[0][0][0])[i];
-                        (&sums.segment[0][0][0])[i] = 0.0f;
-                    }
-                }
-#endif
+            if (++step == args.per) {
+                step = 0;
+                end_segment(sums);
             }
+#endif
         }
         free = now;
         now = now + 1 == STAGES ? 0 : now + 1;
     }
+#if SCALED
+    end_segment(sums);
+#endif
     unsigned first_row = blockIdx.x * TILE_ROWS + row + lane / 4 * 4, first_token = blockIdx.y * TILE_TOKENS + token + lane % 4 * 2;
     UNROLL
     for (int n = 0; n < 4; n++) {

@@ -337,6 +337,7 @@ inline unsigned short float_to_half(float x) {
 }
 
 inline uint4 load_once(const void* from) { return *(const uint4*)from; }
+inline unsigned and_xor(unsigned x, unsigned mask, unsigned flip) { return (x & mask) ^ flip; }
 inline void wait_for_predecessor() {}
 inline void allow_successor() {}
 template <int BYTES>

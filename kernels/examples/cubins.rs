@@ -39,7 +39,10 @@ fn kernels() -> Vec<(String, Kernel)> {
             let name = format!("gemv {format} {tokens} tokens");
             all.push((name, gemv(format, activation, 2, tokens).kernel(overlap)));
         }
-        all.push((format!("gemm {format}"), Kernel::gemm(format, activation, Epilogue::Store, overlap)));
+        for tile in [64, 128] {
+            let name = format!("gemm {format} {tile}");
+            all.push((name, Kernel::gemm(format, activation, tile, Epilogue::Store, overlap)));
+        }
         all.push((format!("embed {format}"), Kernel::embed(format, overlap)));
     }
     for rows in [1, 2, 4, 8] {
@@ -67,9 +70,16 @@ fn kernels() -> Vec<(String, Kernel)> {
             let name = format!("attend {cache:?}{}", if rope { " rope" } else { "" });
             all.push((name, Kernel::attend(rope, cache, Quantize::Block, Some((128, 7)), overlap)));
         }
+        let name = format!("attend_rows {cache:?}");
+        all.push((name, Kernel::attend_rows(cache, Quantize::Block, Some((128, 7)), overlap)));
         all.push((format!("rope_store_kv {cache:?}"), Kernel::rope_store_kv(true, true, cache, overlap)));
     }
     all.push(("attend any width".into(), Kernel::attend(true, KvFormat::F16, Quantize::Block, None, overlap)));
+    let narrow = Kernel::attend_rows(KvFormat::F16, Quantize::Block, Some((64, 4)), overlap);
+    all.extend([
+        ("attend_rows narrow".into(), narrow),
+        ("attend_rows any width".into(), Kernel::attend_rows(KvFormat::F16, Quantize::Block, None, overlap)),
+    ]);
     for quantize in [Quantize::Token, Quantize::Block] {
         all.push((format!("rms_norm {quantize:?}"), Kernel::rms_norm(quantize, overlap)));
         all.push((format!("quantize {quantize:?}"), Kernel::quantize(quantize, overlap)));

@@ -252,7 +252,7 @@ args! {
 }
 
 args! {
-    /// `attend`.
+    /// `attend` and `attend_rows`.
     Attend, 128 {
         /// The step's rows.
         step: Address,
@@ -292,8 +292,8 @@ args! {
         per: u32,
         /// `1 / sqrt(dim)`.
         scale: f32,
-        /// Not looked at.
-        unused: u32,
+        /// Rows of the step (`attend_rows`).
+        rows: u32,
     }
 }
 

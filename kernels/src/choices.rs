@@ -3,7 +3,7 @@
 use trine_backend::{Activation, Format, Group, KvFormat, ZeroKind};
 
 use crate::kernel::{Kernel, Launch};
-use crate::pack::{LANES, UNIT, is_integer};
+use crate::pack::{LANES, TOKENS, UNIT, is_integer};
 
 /// What a product does with its results.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -151,16 +151,23 @@ impl Gemv {
     }
 }
 
+fn heads_constants(heads: Option<(u32, u32)>) -> [(&'static str, u32); 2] {
+    let (dim, group) = heads.unwrap_or((0, 0));
+    // A block has no more than eight query heads.
+    [("DIM", dim), ("QUERIES", if group <= 8 { group } else { 0 })]
+}
+
 fn overlap_constant(overlap: bool) -> (&'static str, u32) {
     ("PDL", u32::from(overlap))
 }
 
 impl Kernel {
-    /// A product of a quantised matrix with many rows of activations; `epilogue` is not the gated one.
-    pub fn gemm(format: Format, activation: Activation, epilogue: Epilogue, overlap: bool) -> Kernel {
+    /// A product of a quantised matrix with many rows of activations; `tile`: rows of the matrix for a block, 64 or 128;
+    /// `epilogue` is not the gated one.
+    pub fn gemm(format: Format, activation: Activation, tile: u32, epilogue: Epilogue, overlap: bool) -> Kernel {
         let mut defines = format_constants(format).to_vec();
         let integer = ("INTEGER", u32::from(is_integer(format, activation)));
-        defines.extend([integer, epilogue_constant(epilogue), overlap_constant(overlap)]);
+        defines.extend([integer, ("TILE_ROWS", tile), epilogue_constant(epilogue), overlap_constant(overlap)]);
         Kernel::new("gemm", defines)
     }
 
@@ -200,12 +207,20 @@ impl Kernel {
     /// Attention; `rope`: of a step of one row, with what `rope_store_kv` does; not quantised by token. `heads`: the columns
     /// of a head and the query heads that share a key/value head, where the kernel is to be made for them.
     pub fn attend(rope: bool, cache: KvFormat, quantize: Quantize, heads: Option<(u32, u32)>, overlap: bool) -> Kernel {
-        let (dim, group) = heads.unwrap_or((0, 0));
-        // A block has no more than eight of them. Many rows run better with more blocks of fewer registers.
-        let queries = if rope && group <= 8 { group } else { 0 };
-        let mut defines = vec![("ROPE", u32::from(rope)), cache_constant(cache), quantize_constant(quantize)];
-        defines.extend([("DIM", dim), ("QUERIES", queries), overlap_constant(overlap)]);
-        Kernel::new("attend", defines)
+        // With fewer registers more blocks run at a time, which several rows have.
+        let [dim, queries] = heads_constants(heads);
+        let queries = if rope { queries } else { ("QUERIES", 0) };
+        let rope = ("ROPE", u32::from(rope));
+        let constants =
+            [rope, cache_constant(cache), quantize_constant(quantize), dim, queries, overlap_constant(overlap)];
+        Kernel::new("attend", constants)
+    }
+
+    /// Attention of many rows, as [`Kernel::attend`] without `rope`.
+    pub fn attend_rows(cache: KvFormat, quantize: Quantize, heads: Option<(u32, u32)>, overlap: bool) -> Kernel {
+        let [dim, queries] = heads_constants(heads);
+        let constants = [cache_constant(cache), quantize_constant(quantize), dim, queries, overlap_constant(overlap)];
+        Kernel::new("attend_rows", constants)
     }
 
     /// A kernel without choices: `add`, `argmax`, `copy`, `head_norm`, `select_rows`.
@@ -215,9 +230,9 @@ impl Kernel {
 }
 
 impl Launch {
-    /// `gemm`.
-    pub fn gemm(rows: usize, tokens: usize) -> Option<Launch> {
-        Launch::new([rows.div_ceil(64), tokens.div_ceil(64), 1], 128)
+    /// `gemm`; `tile`: as in [`Kernel::gemm`].
+    pub fn gemm(rows: usize, tokens: usize, tile: u32) -> Option<Launch> {
+        Launch::new([rows.div_ceil(tile as usize), tokens.div_ceil(TOKENS), 1], 2 * tile)
     }
 
     /// `dense`.
@@ -248,6 +263,11 @@ impl Launch {
     /// `attend`; `group`: query heads that share a key/value head.
     pub fn attend(chunks: usize, kv_heads: usize, group: usize, rows: usize) -> Option<Launch> {
         Launch::new([chunks, kv_heads * group.div_ceil(8), rows], 256)
+    }
+
+    /// `attend_rows`.
+    pub fn attend_rows(chunks: usize, kv_heads: usize, group: usize, rows: usize) -> Option<Launch> {
+        Launch::new([chunks, kv_heads * group.div_ceil(8), rows.div_ceil(4)], 256)
     }
 
     /// `argmax`: blocks of a row.

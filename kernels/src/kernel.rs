@@ -30,6 +30,16 @@ impl Kernel {
         self
     }
 
+    /// The kernel for each size of tile, where it is one that comes in several ([`Kernel::gemm`]); else the kernel.
+    pub fn tiles(&self) -> Vec<Kernel> {
+        let tile = |size: u32| {
+            let define = |&(name, value)| (name, if name == "TILE_ROWS" { size } else { value });
+            Kernel { file: self.file, defines: self.defines.iter().map(define).collect() }
+        };
+        let some = self.defines.iter().any(|(name, _)| *name == "TILE_ROWS");
+        if some { vec![tile(64), tile(128)] } else { vec![self.clone()] }
+    }
+
     /// The whole text.
     pub fn source(&self) -> String {
         source::whole(self.file)

@@ -20,4 +20,4 @@ pub use cache::Cache;
 pub use choices::{Epilogue, Gemv, Quantize};
 pub use kernel::{Kernel, Launch};
 pub use nvrtc::Compiler;
-pub use pack::{LANES, Plane, Planes, TILE, UNIT, is_integer, pitch, place, segment, slots};
+pub use pack::{LANES, Plane, Planes, TILE, TOKENS, UNIT, is_integer, pitch, place, segment, slots};

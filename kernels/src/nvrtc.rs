@@ -3,6 +3,7 @@
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::path::{Path, PathBuf};
 use std::ptr;
+use std::sync::OnceLock;
 
 use libloading::{Library, Symbol};
 use trine_backend::{Error, Result};
@@ -12,6 +13,8 @@ use crate::kernel::Kernel;
 
 /// Where NVRTC is, if it is nowhere that it is looked for.
 const VARIABLE: &str = "TRINE_NVRTC";
+/// The folder of kernels that were compiled beforehand.
+const READY: &str = "TRINE_KERNELS";
 /// As the system's loader knows it.
 const NAMES: [&str; 3] = ["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"];
 /// The first version that compiles the kernels: CUDA 12.0.
@@ -20,64 +23,129 @@ const OLDEST: (c_int, c_int) = (12, 0);
 type Program = *mut c_void;
 type Status = c_int;
 
-/// NVRTC and the cache of what it made.
+/// Machine code of kernels: that which was compiled beforehand, or else what NVRTC makes of them, with a cache of that.
 #[derive(Debug)]
 pub struct Compiler {
-    library: Library,
-    version: (c_int, c_int),
+    nvrtc: OnceLock<Nvrtc>,
+    /// Where kernels are that were compiled beforehand.
+    ready: Option<PathBuf>,
     cache: Cache,
 }
 
 impl Compiler {
-    /// Loads NVRTC: `$TRINE_NVRTC`, the system's, CUDA's own folder, or a Python package's (`nvidia-cuda-nvrtc-cu12`).
+    /// Loads NVRTC: `$TRINE_NVRTC`, the system's, CUDA's own folder, or a Python package's (`nvidia-cuda-nvrtc-cu12`). Where
+    /// `$TRINE_KERNELS` names a folder of kernels that were compiled beforehand, only when one of them is missing.
     ///
     /// # Errors
     /// There is none, or it is too old.
     pub fn open(cache: Cache) -> Result<Compiler> {
-        let library = find()?;
-        let mut compiler = Compiler { library, version: (0, 0), cache };
-        let (mut major, mut minor) = (0, 0);
-        // SAFETY: nvrtcVersion writes two integers.
-        let status = unsafe {
-            let version: Symbol<'_, unsafe extern "C" fn(*mut c_int, *mut c_int) -> Status> =
-                compiler.symbol(b"nvrtcVersion")?;
-            version(&raw mut major, &raw mut minor)
-        };
-        compiler.check(status, "nvrtcVersion")?;
-        compiler.version = (major, minor);
-        if compiler.version < OLDEST {
-            return Err(Error::Unsupported(format!(
-                "NVRTC {major}.{minor} is too old for the CUDA kernels: install CUDA 12.6, or set {VARIABLE} to a newer libnvrtc.so"
-            )));
+        Compiler::with_ready(std::env::var_os(READY).map(PathBuf::from), cache)
+    }
+
+    fn with_ready(ready: Option<PathBuf>, cache: Cache) -> Result<Compiler> {
+        let compiler = Compiler { nvrtc: OnceLock::new(), ready, cache };
+        if compiler.ready.is_none() {
+            compiler.nvrtc()?;
         }
         Ok(compiler)
     }
 
-    /// Its name and version.
-    pub fn name(&self) -> String {
-        format!("NVRTC {}.{}", self.version.0, self.version.1)
+    fn nvrtc(&self) -> Result<&Nvrtc> {
+        if let Some(nvrtc) = self.nvrtc.get() {
+            return Ok(nvrtc);
+        }
+        let nvrtc = Nvrtc::open()?;
+        Ok(self.nvrtc.get_or_init(|| nvrtc))
     }
 
-    /// Machine code for a device of this compute capability (87: 8.7), from the cache where it is there.
+    /// What makes the code.
+    pub fn name(&self) -> String {
+        let folder = self.ready.as_ref().map(|folder| format!("compiled beforehand, in {}", folder.display()));
+        let nvrtc = self.nvrtc.get().map(Nvrtc::name);
+        [folder, nvrtc].into_iter().flatten().collect::<Vec<_>>().join("; ")
+    }
+
+    /// The name of a file with a kernel that was compiled beforehand: it differs where the text, the choices or the device do.
+    pub fn ready_name(kernel: &Kernel, capability: u32) -> String {
+        let architecture = architecture(capability);
+        format!("{}.sm_{capability}.cubin", kernel.key(&fixed(&architecture)))
+    }
+
+    /// Machine code for a device of this compute capability (87: 8.7), compiled beforehand or from the cache where it is
+    /// there.
     ///
     /// # Errors
-    /// The compiler refused, which for our own kernels means that it does not know the device.
+    /// The compiler refused, which for our own kernels means that it does not know the device; or there is none.
     pub fn machine_code(&self, kernel: &Kernel, capability: u32) -> Result<Vec<u8>> {
-        let architecture = format!("--gpu-architecture=sm_{capability}");
-        // No contraction: each fused multiply-add is written as one.
-        let fixed = [architecture.as_str(), "--std=c++17", "--fmad=false"];
-        let version = self.name();
+        if let Some(folder) = &self.ready
+            && let Ok(code) = std::fs::read(folder.join(Compiler::ready_name(kernel, capability)))
+        {
+            return Ok(code);
+        }
+        let nvrtc = self.nvrtc().map_err(|why| match &self.ready {
+            Some(folder) => Error::Unsupported(format!(
+                "{} has no kernel {} of this version and choice for sm_{capability} ({READY}), and there is {why}",
+                folder.display(),
+                kernel.file
+            )),
+            None => why,
+        })?;
+        let (architecture, version) = (architecture(capability), nvrtc.name());
+        let fixed = fixed(&architecture);
         let name = format!("{}.cubin", kernel.key(&[&fixed[..], &[version.as_str()]].concat()));
         if let Some(code) = self.cache.read(&name) {
             return Ok(code);
         }
         let defines = kernel.options();
         let options: Vec<&str> = fixed.into_iter().chain(defines.iter().map(String::as_str)).collect();
-        let code = self.compile(kernel, &options).map_err(|why| {
+        let code = nvrtc.compile(kernel, &options).map_err(|why| {
             Error::Unsupported(format!("{version} can't compile the kernel {} for sm_{capability}: {why}", kernel.file))
         })?;
         self.cache.write(&name, &code);
         Ok(code)
+    }
+}
+
+fn architecture(capability: u32) -> String {
+    format!("--gpu-architecture=sm_{capability}")
+}
+
+/// Options of every kernel. No contraction: each fused multiply-add is written as one.
+fn fixed(architecture: &str) -> [&str; 3] {
+    [architecture, "--std=c++17", "--fmad=false"]
+}
+
+/// NVRTC itself.
+#[derive(Debug)]
+struct Nvrtc {
+    library: Library,
+    version: (c_int, c_int),
+}
+
+impl Nvrtc {
+    fn open() -> Result<Nvrtc> {
+        let library = find()?;
+        let mut nvrtc = Nvrtc { library, version: (0, 0) };
+        let (mut major, mut minor) = (0, 0);
+        // SAFETY: nvrtcVersion writes two integers.
+        let status = unsafe {
+            let version: Symbol<'_, unsafe extern "C" fn(*mut c_int, *mut c_int) -> Status> =
+                nvrtc.symbol(b"nvrtcVersion")?;
+            version(&raw mut major, &raw mut minor)
+        };
+        nvrtc.check(status, "nvrtcVersion")?;
+        nvrtc.version = (major, minor);
+        if nvrtc.version < OLDEST {
+            return Err(Error::Unsupported(format!(
+                "NVRTC {major}.{minor} is too old for the CUDA kernels: install CUDA 12.6, or set {VARIABLE} to a newer libnvrtc.so"
+            )));
+        }
+        Ok(nvrtc)
+    }
+
+    /// Its name and version.
+    fn name(&self) -> String {
+        format!("NVRTC {}.{}", self.version.0, self.version.1)
     }
 
     fn compile(&self, kernel: &Kernel, options: &[&str]) -> Result<Vec<u8>> {
@@ -246,5 +314,24 @@ mod tests {
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 2);
         let fault = compiler.machine_code(&kernel, 1).unwrap_err().to_string();
         assert!(fault.contains("sm_1") && !fault.contains('\n'), "{fault}");
+    }
+
+    #[test]
+    fn kernels_that_were_compiled_beforehand_need_no_compiler() {
+        let folder = tempfile::tempdir().unwrap();
+        let compiler =
+            Compiler::with_ready(Some(folder.path().into()), Cache::at(folder.path().join("cache"))).unwrap();
+        let kernel = Kernel::plain("add", false);
+        std::fs::write(folder.path().join(Compiler::ready_name(&kernel, 87)), b"code").unwrap();
+        assert_eq!(compiler.machine_code(&kernel, 87).unwrap(), b"code");
+        // Not those of another device or choice.
+        let names = [(&kernel, 90), (&Kernel::plain("add", true), 87), (&Kernel::plain("copy", false), 87)];
+        for (other, capability) in names {
+            assert_ne!(Compiler::ready_name(other, capability), Compiler::ready_name(&kernel, 87));
+        }
+        if let Err(why) = compiler.machine_code(&kernel, 90) {
+            let why = why.to_string();
+            assert!(why.contains(READY) && why.contains("add") && why.contains(VARIABLE), "{why}");
+        }
     }
 }

@@ -15,6 +15,10 @@ pub const LANES: usize = 16;
 /// Rows whose scales lie beside each other; matrices have a multiple of that many rows in memory.
 pub const TILE: usize = 8;
 
+/// Tokens of a tile of `gemm`: it reads whole tiles, so that quantised activations of more than 8 rows have a multiple of
+/// that many in memory.
+pub const TOKENS: usize = 64;
+
 /// Units of a segment of a row of `columns`.
 pub fn segment(columns: usize) -> usize {
     columns.div_ceil(UNIT).div_ceil(LANES)

@@ -18,7 +18,7 @@ macro_rules! files {
 }
 
 files! {
-    "activation.cuh" "add.cu" "args.cuh" "argmax.cu" "attend.cu" "cache.cuh" "copy.cu" "dense.cu" "device.cuh" "embed.cu" "gate.cuh"
+    "activation.cuh" "add.cu" "args.cuh" "argmax.cu" "attend.cu" "attend_rows.cu" "attention.cuh" "cache.cuh" "copy.cu" "dense.cu" "device.cuh" "embed.cu" "gate.cuh"
     "gated.cu" "gemm.cu" "gemv.cu" "head_norm.cu" "norm.cuh" "pieces.cuh" "quantize.cu" "reduce.cuh" "rms_norm.cu" "rope_store_kv.cu"
     "rotate.cuh" "select_rows.cu" "units.cuh" "weights.cuh"
 }

@@ -9,6 +9,15 @@ use crate::device::{Codes, Random, bits, close, download, read, rows, run, uploa
 
 const FORMATS: [KvFormat; 3] = [KvFormat::F32, KvFormat::F16, KvFormat::Int8];
 
+/// Which kernel.
+#[derive(Clone, Copy, PartialEq)]
+enum Path {
+    /// Of one row, which it rotates and stores.
+    Rotating,
+    Rows,
+    ManyRows,
+}
+
 struct Cache {
     heads: Heads,
     format: KvFormat,
@@ -59,7 +68,7 @@ impl Cache {
         qkv: Address,
         count: usize,
         longest: usize,
-        rope: bool,
+        path: Path,
         quantize: bool,
     ) -> (Vec<f32>, Codes) {
         let Heads { query, kv, dim } = self.heads;
@@ -86,12 +95,22 @@ impl Cache {
             chunks: chunks as u32,
             per: segment(query * dim) as u32,
             scale: (1.0 / (dim as f64).sqrt()) as f32,
-            unused: 0,
+            rows: count as u32,
         };
         let quantize = if quantize { Quantize::Block } else { Quantize::No };
         let made_for = (dim == 64 || dim == 128).then_some((dim as u32, self.heads.group() as u32));
-        let kernel = Kernel::attend(rope, self.format, quantize, made_for, false);
-        run(&kernel, Launch::attend(chunks, kv, self.heads.group(), count), &args);
+        let group = self.heads.group();
+        let (kernel, launch) = match path {
+            Path::ManyRows => (
+                Kernel::attend_rows(self.format, quantize, made_for, false),
+                Launch::attend_rows(chunks, kv, group, count),
+            ),
+            _ => (
+                Kernel::attend(path == Path::Rotating, self.format, quantize, made_for, false),
+                Launch::attend(chunks, kv, group, count),
+            ),
+        };
+        run(&kernel, launch, &args);
         (download(out, count * query * dim), codes)
     }
 }
@@ -144,20 +163,23 @@ fn attention_is_near_the_oracle_and_the_same_in_one_step_and_row_by_row() {
             let cache = Cache::new(heads, format, 2, context, &angles);
             let (step, qkv) = (upload(&rows(&tokens)), upload(&x));
             cache.store(step, qkv, count);
-            let (many, codes) = cache.attend(step, qkv, count, first, false, heads.dim % 32 == 0);
+            let (many, codes) = cache.attend(step, qkv, count, first, Path::ManyRows, heads.dim % 32 == 0);
+            let (few, few_codes) = cache.attend(step, qkv, count, first, Path::Rows, heads.dim % 32 == 0);
+            assert_eq!(bits(&few), bits(&many), "{what}");
             close(&many, &expected(&cache, &tokens, &x, &angles), |_| 2e-5, &what);
             if heads.dim % 32 == 0 {
                 for (row, x) in many.chunks(columns).enumerate() {
                     let (mut want, mut scales) = (vec![0; columns], vec![0.0; columns / 32]);
                     activation::quantize(x, Activation::Block, &mut want, &mut scales);
                     assert_eq!(codes.row(row), (want, scales), "{what}: row {row}");
+                    assert_eq!(codes.row(row), few_codes.row(row), "{what}: row {row}");
                 }
             }
 
             let alone = Cache::new(heads, format, 2, context, &angles);
             for (at, &token) in tokens.iter().enumerate() {
                 let (step, qkv) = (upload(&rows(&[token])), upload(&x[at * width..][..width]));
-                let (one, _) = alone.attend(step, qkv, 1, token.2 as usize + 1, true, false);
+                let (one, _) = alone.attend(step, qkv, 1, token.2 as usize + 1, Path::Rotating, false);
                 assert_eq!(bits(&one), bits(&many[at * columns..][..columns]), "{what}: {token:?}");
             }
             let bytes = |cache: &Cache| -> Vec<u8> {

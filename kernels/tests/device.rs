@@ -6,7 +6,7 @@ use trine_backend::oracle::Oracle;
 use trine_backend::{Backend, Row};
 use trine_kernels::args::{Address, Args, StepRow};
 use trine_kernels::emulate::Emulator;
-use trine_kernels::{Kernel, LANES, Launch, UNIT, place, segment};
+use trine_kernels::{Kernel, LANES, Launch, TOKENS, UNIT, place, segment};
 
 /// The emulator, one for all tests.
 fn emulator() -> &'static Emulator {
@@ -62,7 +62,7 @@ pub(crate) struct Codes {
 
 impl Codes {
     pub(crate) fn new(rows: usize, columns: usize) -> Codes {
-        let places = rows * segment(columns) * LANES;
+        let places = rows.next_multiple_of(TOKENS) * segment(columns) * LANES;
         Codes { codes: zeros(places * UNIT), spans: zeros(places * 8), columns }
     }
 

@@ -83,9 +83,10 @@ fn check(random: &mut Random, format: Format, activation: Activation, rows: usiz
     let base = Product { x_codes: codes.codes, x_spans: codes.spans, bias: upload(&bias), ..product(&matrix) };
     let what = format!("{format} {activation:?} {rows} x {columns}");
     let plain = quantized_plain(&x, columns, activation);
-    let gemm = Kernel::gemm(format, activation, Epilogue::Store, false);
+    let tile = if rows > 64 { 128 } else { 64 };
+    let gemm = Kernel::gemm(format, activation, tile, Epilogue::Store, false);
     let plain = Product { x_codes: plain.codes, x_spans: plain.spans, ..base };
-    let many = multiply(&gemm, Launch::gemm(rows, TOKENS), plain, TOKENS);
+    let many = multiply(&gemm, Launch::gemm(rows, TOKENS, tile), plain, TOKENS);
     let want: Vec<f32> = expected(&matrix, &x).iter().enumerate().map(|(at, x)| x + bias[at % rows]).collect();
     let mut dense = vec![0.0; columns];
     let largest: Vec<f32> = (0..rows)
@@ -171,7 +172,7 @@ fn sums_are_added_to_what_is_there() {
     let few = Gemv { epilogue: Epilogue::Add, ..few };
     let plain = quantized_plain(&x, 100, Activation::Block);
     let plain = Product { x_codes: plain.codes, x_spans: plain.spans, ..base };
-    let many = (Kernel::gemm(format, Activation::Block, Epilogue::Add, false), Launch::gemm(70, 3), plain);
+    let many = (Kernel::gemm(format, Activation::Block, 64, Epilogue::Add, false), Launch::gemm(70, 3, 64), plain);
     for (kernel, launch, args) in [(few.kernel(false), few.launch(70, 1), base), many] {
         let out = upload(&before);
         run(&kernel, launch, &Product { out, ..args });

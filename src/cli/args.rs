@@ -60,6 +60,8 @@ pub(super) enum Command {
     Eval(Box<EvalArgs>),
     /// Download a model from the Hugging Face hub.
     Pull(PullArgs),
+    /// Compile the kernels that a model needs on a device that is not here.
+    Kernels(KernelsArgs),
     /// Run the same prompt on several backends and show where they differ.
     Compare(CompareArgs),
     /// Count what T-SAR's instructions would do in hardware, and compare.
@@ -452,6 +454,25 @@ pub(super) struct DoctorArgs {
     /// Print JSON.
     #[arg(long)]
     pub(super) json: bool,
+}
+
+/// `trine kernels`.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Needs NVRTC, as `trine run` on the device would, but no GPU. On the device set TRINE_KERNELS to the directory: \
+    then it needs no compiler. The same program, model and number formats ask for the same kernels."
+)]
+pub(super) struct KernelsArgs {
+    /// The device: its compute capability, such as 8.7 for Jetson Orin.
+    #[arg(long = "for", value_name = "DEVICE")]
+    pub(super) for_device: String,
+    /// Where the kernels go, a file each.
+    #[arg(value_name = "DIR")]
+    pub(super) folder: PathBuf,
+    #[command(flatten)]
+    pub(super) model: ModelArgs,
+    #[command(flatten)]
+    pub(super) formats: FormatArgs,
 }
 
 /// `trine bench`.

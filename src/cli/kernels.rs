@@ -79,12 +79,20 @@ impl Matrix {
     }
 }
 
+fn cycles(choice: &Choice) -> String {
+    choice.cycles.map_or(String::new(), |cycles| format!("{cycles:>6.1} cycles  "))
+}
+
 /// Matrices, then the kernels that no matrix has taken, each once.
 fn text(backend: &str, matrices: &[Matrix]) -> String {
     if matrices.iter().all(|matrix| matrix.choices.iter().all(|(_, choices)| choices.is_empty())) {
         return format!("{backend} has one kernel for each format and no choice\n");
     }
-    let mut text = String::from("cycles are those of a core for 256 multiply-adds, with the weights in its cache\n");
+    let mut text = String::new();
+    if matrices.iter().flat_map(|matrix| &matrix.choices).flat_map(|(_, all)| all).any(|choice| choice.cycles.is_some())
+    {
+        text += "cycles are those of a core for 256 multiply-adds, with the weights in its cache\n";
+    }
     for matrix in matrices {
         let Product { name, rows, columns, format, count } = &matrix.product;
         let times = if *count == 1 { String::new() } else { format!(", {count} times") };
@@ -93,8 +101,8 @@ fn text(backend: &str, matrices: &[Matrix]) -> String {
             for (at, choice) in choices.iter().filter(|choice| choice.tokens > 0).enumerate() {
                 let tokens = if at == 0 { tokens.to_string() } else { String::new() };
                 let part = if choice.tokens.to_string() == tokens { String::new() } else { choice.tokens.to_string() };
-                let Choice { kernel, layout, cycles, reason, .. } = choice;
-                text += &format!("{tokens:>5} {part:>4}  {kernel:<20} {cycles:>6.1} cycles  {layout}; {reason}\n");
+                let Choice { kernel, layout, reason, .. } = choice;
+                text += &format!("{tokens:>5} {part:>4}  {kernel:<20} {}{layout}; {reason}\n", cycles(choice));
             }
         }
     }
@@ -105,7 +113,7 @@ fn text(backend: &str, matrices: &[Matrix]) -> String {
                 text += "\nnot taken\n";
             }
             shown.push(&choice.kernel);
-            text += &format!("{:<22} {:>6.1} cycles  {}\n", choice.kernel, choice.cycles, choice.reason);
+            text += &format!("{:<22} {}{}\n", choice.kernel, cycles(choice), choice.reason);
         }
     }
     text
@@ -118,7 +126,7 @@ mod tests {
     use super::*;
 
     fn choice(kernel: &str, tokens: usize) -> Choice {
-        Choice { kernel: kernel.into(), layout: "tiles".into(), tokens, cycles: 9.5, reason: "why".into() }
+        Choice { kernel: kernel.into(), layout: "tiles".into(), tokens, cycles: Some(9.5), reason: "why".into() }
     }
 
     fn matrix(choices: Vec<(usize, Vec<Choice>)>) -> Matrix {
@@ -137,6 +145,13 @@ mod tests {
         assert!(text.contains("    1       small                   9.5 cycles  tiles; why"), "{text}");
         assert!(text.contains("   33   32  large") && text.contains("         1  small"), "{text}");
         assert_eq!(text.matches("foreign").count(), 1, "{text}");
+    }
+
+    #[test]
+    fn a_device_that_counts_no_cycles_tells_none() {
+        let large = Choice { cycles: None, ..choice("large", 8) };
+        let text = text("gpu", &[matrix(vec![(8, vec![large])])]);
+        assert!(text.contains("    8       large                tiles; why") && !text.contains("cycles"), "{text}");
     }
 
     #[test]

@@ -16,6 +16,7 @@ mod output;
 mod pages;
 mod perplexity;
 mod plot;
+mod precompile;
 mod progress;
 mod project;
 mod pull;
@@ -69,6 +70,7 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> Result<Exit> {
         Command::Quantize(args) => quantize::run::<Active>(&args, &device(&args.device)?, verbosity),
         Command::Eval(args) => eval::run::<Active>(&args, &device(&args.device)?, verbosity),
         Command::Pull(args) => pull::run(&args, verbosity),
+        Command::Kernels(args) => precompile::run::<Active>(&args, verbosity),
         Command::Compare(args) => compare::run(&args, verbosity),
         Command::TsarModel(args) => tsar_model::run(&args),
         Command::Project(args) => project::run(&args),

@@ -68,6 +68,16 @@ impl<B: Backend> Activations<B> {
         &self.logits
     }
 
+    fn discard_all_but_logits(&mut self, b: &mut B) {
+        let Activations { x, normed, qkv, attention, gate_up, gated, delta, selected, selected_normed, .. } = self;
+        let sub_norms = self.attention_normed.iter_mut().chain(&mut self.gated_normed);
+        for buf in
+            [x, normed, qkv, attention, gate_up, gated, delta, selected, selected_normed].into_iter().chain(sub_norms)
+        {
+            b.discard(buf);
+        }
+    }
+
     /// The residual stream, `[rows, hidden]`.
     pub(crate) fn residual(&mut self) -> &mut B::Buf {
         &mut self.x
@@ -86,7 +96,7 @@ impl<B: Backend> Activations<B> {
 }
 
 /// Records one step: from the token ids of the step's rows to the logits of its outputs (left out where
-/// there are none). Keys and values of the rows go into `kv`.
+/// there are none). Keys and values of the rows go into `kv`. Nothing else can be read after the step.
 pub fn forward<B: Backend>(
     b: &mut B,
     config: &Config,
@@ -112,6 +122,7 @@ pub fn forward<B: Backend>(
         b.rms_norm(&mut s.selected_normed, &s.selected, &weights.final_norm, config.eps);
         b.linear(&mut s.logits, &s.selected_normed, weights.head());
     }
+    s.discard_all_but_logits(b);
 }
 
 /// The attention block of one layer by itself, whose cache is layer 0 of `kv`: `x += attention(norm(x))`.

@@ -24,7 +24,7 @@ use super::queue::Queue;
 use crate::engine::Engine;
 use crate::{Error, Result};
 use pace::Pace;
-use slot::{Drawn, Slot};
+use slot::{Drawn, Slot, Source};
 
 /// How long the scheduler sleeps when all of its texts wait for their readers.
 const READER_POLL: Duration = Duration::from_millis(5);
@@ -42,6 +42,8 @@ pub struct Scheduler<B: Backend> {
     rows: Vec<Row>,
     /// The slot of each row whose logits are read, in order.
     readers: Vec<usize>,
+    /// Where no reader needs more, the most probable token of each; otherwise none.
+    largest: Vec<Option<u32>>,
     /// `[readers, vocab]`.
     logits: Vec<f32>,
     /// `[vocab]`: the logits that a grammar leaves.
@@ -69,6 +71,7 @@ impl<B: Backend> Scheduler<B> {
             clock: 0,
             rows: Vec::with_capacity(extent.rows),
             readers: Vec::with_capacity(slots),
+            largest: Vec::with_capacity(slots),
             logits: vec![0.0; slots * vocab],
             masked: vec![0.0; vocab],
             engine,
@@ -202,19 +205,37 @@ impl<B: Backend> Scheduler<B> {
         for row in &self.rows {
             self.slots[row.sequence as usize].ran(row.token);
         }
-        if !self.readers.is_empty() {
-            let vocab = self.engine.config().vocab;
-            self.engine.read_logits(&mut self.logits[..self.readers.len() * vocab])?;
+        self.read()
+    }
+
+    /// Brings what the readers draw from: where the most probable tokens are enough, a device need not send all logits.
+    fn read(&mut self) -> Result<()> {
+        self.largest.clear();
+        if self.readers.is_empty() {
+            return Ok(());
         }
-        Ok(())
+        if self.readers.iter().all(|&slot| self.slots[slot].takes_the_largest()) {
+            self.largest.resize(self.readers.len(), None);
+            self.engine.read_largest(&mut self.largest)?;
+            if self.largest.iter().all(Option::is_some) {
+                return Ok(());
+            }
+            // The sampler says what is wrong with logits that leave no token.
+            self.largest.clear();
+        }
+        let vocab = self.engine.config().vocab;
+        self.engine.read_logits(&mut self.logits[..self.readers.len() * vocab])
     }
 
     /// Draws the token that follows output number `output` of the step.
     fn take(&mut self, output: usize) {
         let (config, context) = (self.engine.config(), self.engine.extent().kv.context);
-        let logits = &self.logits[output * config.vocab..][..config.vocab];
+        let source = match self.largest.get(output) {
+            Some(&Some(token)) => Source::Largest(token),
+            _ => Source::Logits(&self.logits[output * config.vocab..][..config.vocab]),
+        };
         let slot = &mut self.slots[self.readers[output]];
-        match slot.draw(logits, &mut self.masked, &config.eos, context, &self.metrics) {
+        match slot.draw(source, &mut self.masked, &config.eos, context, &self.metrics) {
             Ok(Drawn::GoesOn) => {}
             Ok(Drawn::Ends(end)) => slot.finish(end, &self.metrics),
             Err(error) => slot.fail(Failure::Impossible(error.to_string()), &self.metrics),

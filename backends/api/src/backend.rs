@@ -126,8 +126,8 @@ pub struct Choice {
     pub layout: String,
     /// Tokens of the product that it computes; 0 for a kernel that was not taken.
     pub tokens: usize,
-    /// What it costs: cycles of a core for 256 multiply-adds.
-    pub cycles: f64,
+    /// What it costs, where that is known: cycles of a core for 256 multiply-adds.
+    pub cycles: Option<f64>,
     /// Why it was taken, or was not.
     pub reason: String,
 }
@@ -238,6 +238,12 @@ pub trait Backend: Sized + Send + 'static {
     /// Copies the rows whose [`Row::output`] is set to the front of `out`. Later ops of the step work
     /// on those rows only.
     fn select_outputs(&mut self, out: &mut Self::Buf, x: &Self::Buf);
+
+    /// Says that nobody looks at the values of `buf` before it is written again: a device may leave out what only they
+    /// would need. What the buffer holds then is anything.
+    fn discard(&mut self, buf: &mut Self::Buf) {
+        let _ = buf;
+    }
 
     /// Waits for the device and copies the first `out.len() / columns` rows of `buf` to the host.
     fn read(&mut self, buf: &Self::Buf, out: &mut [f32]) -> Result<()>;

@@ -293,6 +293,10 @@ impl Model {
             b.select_outputs(&mut self.selected, x);
             b.rms_norm(&mut self.selected_normed, &self.selected, &self.norm, EPS);
             b.linear(&mut self.logits, &self.selected_normed, &self.head);
+            let (selected, selected_normed) = (&mut self.selected, &mut self.selected_normed);
+            for buf in [x, normed, qkv, attention, delta, gate_up, gated, selected, selected_normed] {
+                b.discard(buf);
+            }
         })?;
         let host = start.elapsed().as_secs_f64();
         let mut token = [None];

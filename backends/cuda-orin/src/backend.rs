@@ -3,13 +3,15 @@
 use std::sync::Arc;
 
 use trine_backend::{
-    Backend, DeviceInfo, Error, Gate, Heads, HostMatrix, KernelTime, KvFormat, KvShape, Limits, Result, Row,
+    Backend, Choice, DeviceInfo, Error, Format, Gate, Heads, HostMatrix, KernelTime, KvFormat, KvShape, Limits, Result,
+    Row,
 };
 use trine_kernels::args::{self, StepRow};
 use trine_kernels::{Kernel, Launch as Extent};
 
 use crate::buffers::Buffer;
 use crate::driver::{self, Driver, Launch, Sequence, Transfer};
+use crate::explain::explain;
 use crate::kv::Cache;
 use crate::memory::{HostBytes, Memory, Piece};
 use crate::op::{Buf, Op, Shared};
@@ -39,6 +41,11 @@ pub struct CudaOrin {
     largest: Option<Largest>,
     /// What finds them in the buffer that was asked for last, for so many rows.
     finds: Option<(u64, [usize; 2], Tail)>,
+    /// The row of the last step, if it had only one, and an output.
+    only: Option<StepRow>,
+    /// Whether the device has put the most probable token after it, at the next position, in its place; and what that is.
+    replaced: bool,
+    made: Option<StepRow>,
     /// Whether the device may still be at work.
     busy: bool,
     /// What the last step has brought to the host by itself.
@@ -71,12 +78,6 @@ impl CudaOrin {
         // The copy of the step before may be under way.
         self.wait()?;
         let mut kept = rows.iter().enumerate().filter(|(_, row)| row.output).map(|(at, _)| at);
-        let word = |row: &Row, source: usize| StepRow {
-            token: row.token,
-            sequence: row.sequence,
-            position: row.position,
-            source: source as u32,
-        };
         let mut out = self.host_rows.bytes_mut().chunks_exact_mut(ROW);
         let mut write = |row: StepRow| {
             if let Some(out) = out.next() {
@@ -102,6 +103,9 @@ impl CudaOrin {
         let outputs = rows.iter().filter(|row| row.output).count();
         let longest = rows.iter().map(|row| row.position as usize + 1).max().unwrap_or(1);
         let shape = Shape::new(rows.len(), outputs, longest);
+        let only = rows.first().filter(|row| rows.len() == 1 && row.output).map(|row| word(row, 0));
+        let made = self.made.take().is_some_and(|row| Some(row) == only);
+        self.only = only;
         self.write_rows(rows)?;
         if once || self.recordings.find(ops, shape).is_none() {
             let mut launches = vec![self.bring_rows(rows.len() + outputs)?];
@@ -123,13 +127,14 @@ impl CudaOrin {
                 self.busy = true;
                 return Ok(());
             }
-            self.recordings.keep(Recording::new(Arc::clone(ops), shape, launches));
+            self.recordings.keep(Recording::new(Arc::clone(ops), shape, launches, plan.selected_rows));
         }
         let Some(recording) = self.recordings.find(ops, shape) else {
             return Err(Error::Device("a recording was lost".into()));
         };
         self.busy = true;
-        recording.run(&self.driver)?;
+        recording.run(&self.driver, made)?;
+        self.replaced = recording.tail.as_ref().is_some_and(|tail| tail.replaces);
         self.brought.clone_from(&recording.tail);
         Ok(())
     }
@@ -141,6 +146,7 @@ impl CudaOrin {
             let sequence = Sequence { launches: tail.launches.clone(), fetch: tail.fetch };
             self.busy = true;
             self.driver.start(&sequence)?;
+            self.replaced |= tail.replaces;
             if let Some(recording) = self.recordings.latest() {
                 recording.tail = Some(tail.clone());
             }
@@ -166,13 +172,13 @@ impl CudaOrin {
         self.staging.as_ref().map_or(&[], |staging| &staging.bytes()[..bytes])
     }
 
-    /// What finds the largest values of `rows` rows of `buf`.
-    fn find_largest(&mut self, buf: &Buf, rows: usize) -> Result<Tail> {
+    /// What finds the largest values of `rows` rows of `buf`; `replaces`: and makes the next step's row of the first one.
+    fn find_largest(&mut self, buf: &Buf, rows: usize, replaces: bool) -> Result<Tail> {
         const BLOCKS: usize = 128;
         let host = self.staging(4 * rows)?;
         let shape = [rows, buf.columns];
         if let Some((address, of, tail)) = &self.finds
-            && (*address, *of) == (buf.floats.address(), shape)
+            && (*address, *of, tail.replaces) == (buf.floats.address(), shape, replaces)
         {
             return Ok(tail.clone());
         }
@@ -197,13 +203,13 @@ impl CudaOrin {
             counters: counters.address(),
             // The device writes to the host's memory by itself.
             out: host as u64,
-            next: 0,
+            next: if replaces { self.rows.address() } else { 0 },
             columns: buf.columns as u32,
             unused: 0,
         };
         let kernel = |overlap| Kernel::plain("argmax", overlap);
         let launch = launch(&self.driver, kernel, extent, &arguments, format!("argmax {}", buf.columns), 0)?;
-        let tail = Tail { launches: vec![launch], fetch: None };
+        let tail = Tail { launches: vec![launch], fetch: None, replaces };
         self.finds = Some((buf.floats.address(), shape, tail.clone()));
         Ok(tail)
     }
@@ -228,6 +234,9 @@ impl Backend for CudaOrin {
             staging: None,
             largest: None,
             finds: None,
+            only: None,
+            replaced: false,
+            made: None,
             busy: true,
             brought: None,
             ops: Ops::default(),
@@ -282,6 +291,10 @@ impl Backend for CudaOrin {
 
     fn prepare(&mut self, matrix: HostMatrix<'_>) -> Result<Shared<Matrix>> {
         Ok(Shared::new(Matrix::new(&self.memory, &matrix)?))
+    }
+
+    fn explain(&self, rows: usize, columns: usize, format: Format, tokens: usize) -> Vec<Choice> {
+        explain((rows, columns), format, tokens, self.options.rows, self.driver.facts())
     }
 
     fn kv(&mut self, shape: KvShape, format: KvFormat) -> Result<Shared<Cache>> {
@@ -365,24 +378,42 @@ impl Backend for CudaOrin {
         );
     }
 
+    fn discard(&mut self, buf: &mut Buf) {
+        self.ops
+            .next(|op| matches!(op, Op::Discard { buf: known } if known == buf), || Op::Discard { buf: buf.clone() });
+    }
+
     fn read(&mut self, buf: &Buf, out: &mut [f32]) -> Result<()> {
         let bytes = 4 * out.len();
         let host = self.staging(bytes)?;
         let fetch = Some(Transfer { host, device: buf.floats.address(), bytes });
-        self.bring(Tail { launches: Vec::new(), fetch })?;
+        self.bring(Tail { launches: Vec::new(), fetch, replaces: false })?;
         bytemuck::cast_slice_mut(out).copy_from_slice(self.staged(bytes));
         Ok(())
     }
 
     fn read_largest(&mut self, buf: &Buf, columns: usize, out: &mut [Option<u32>]) -> Result<()> {
         assert_eq!(columns, buf.columns, "read_largest: the rows' columns");
-        let tail = self.find_largest(buf, out.len())?;
+        // Most often the next step runs that token.
+        let replaces = out.len() == 1 && self.only.is_some();
+        let mut tail = self.find_largest(buf, out.len(), replaces)?;
+        if self.replaced && self.brought.as_ref() != Some(&tail) {
+            // Once is enough.
+            tail = self.find_largest(buf, out.len(), false)?;
+        }
+        let replaces = tail.replaces;
         self.bring(tail)?;
         let bytes = 4 * out.len();
         for (out, word) in out.iter_mut().zip(self.staged(bytes).chunks_exact(4)) {
             let index = u32::from_le_bytes(word.try_into().unwrap_or_default());
             // Where no value is above -inf there is no index.
             *out = Some(index).filter(|&index| index < columns as u32);
+        }
+        if replaces {
+            self.made = match (self.only, &*out) {
+                (Some(row), [Some(token)]) => Some(StepRow { token: *token, position: row.position + 1, ..row }),
+                _ => None,
+            };
         }
         Ok(())
     }
@@ -414,8 +445,9 @@ impl Backend for CudaOrin {
     fn profile(&mut self) -> Result<Vec<KernelTime>> {
         self.wait()?;
         let Some(recording) = self.recordings.latest() else { return Ok(Vec::new()) };
-        let sequence = recording.sequence();
-        self.brought = None;
+        let sequence = recording.sequence(false);
+        // They make the step's row anew.
+        (self.brought, self.only, self.made) = (None, None, None);
         let times = self.driver.time(&sequence)?;
         let time = |(launch, nanoseconds): (Launch, f64)| KernelTime {
             kernel: launch.label,
@@ -477,6 +509,11 @@ impl CudaOrin {
         }
         self.run(rows, &ops, once)
     }
+}
+
+/// A row as launches read it; `source` is the one that a selection takes for the output of its number.
+fn word(row: &Row, source: usize) -> StepRow {
+    StepRow { token: row.token, sequence: row.sequence, position: row.position, source: source as u32 }
 }
 
 impl Drop for CudaOrin {

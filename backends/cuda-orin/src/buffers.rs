@@ -3,7 +3,7 @@
 use std::sync::OnceLock;
 
 use trine_backend::{Error, Result};
-use trine_kernels::{LANES, UNIT, segment};
+use trine_kernels::{LANES, TOKENS, UNIT, segment};
 
 use crate::fuse::MOST_FEW_ROWS;
 use crate::memory::{Memory, Piece};
@@ -63,7 +63,8 @@ impl Buffer {
         if let Some(quantized) = slot.get() {
             return Ok(quantized);
         }
-        let rows = if many { self.rows } else { self.rows.min(MOST_FEW_ROWS) };
+        // Products of many rows read whole tiles of them.
+        let rows = if many { self.rows.next_multiple_of(TOKENS) } else { self.rows.min(MOST_FEW_ROWS) };
         let units = (rows as u64).checked_mul((LANES * self.per()) as u64);
         let bytes = |each: u64| {
             let bytes = units.and_then(|units| units.checked_mul(each));

@@ -9,6 +9,8 @@ mod cuda;
 #[allow(unsafe_code)] // Device memory is this program's, by its address.
 mod emulated;
 
+mod paper;
+
 use std::sync::Arc;
 
 use trine_backend::Result;
@@ -16,6 +18,8 @@ use trine_kernels::{Kernel as Source, Launch as Extent};
 
 use crate::options::Options;
 
+/// The lowest compute capability that the kernels are written for: integer tensor cores and asynchronous copies.
+pub(crate) const LOWEST: u32 = 80;
 /// Programmatic dependent launch came with this compute capability.
 const OVERLAPS: u32 = 90;
 
@@ -130,6 +134,9 @@ pub(crate) trait Driver: Send + Sync {
 
 /// Opens the device.
 pub(crate) fn open(options: &Options) -> Result<Arc<dyn Driver>> {
+    if let Some(elsewhere) = &options.elsewhere {
+        return Ok(Arc::new(paper::Paper::open(elsewhere)?));
+    }
     if options.emulate {
         return emulation();
     }

@@ -1,8 +1,8 @@
 //! From ops to nodes: neighbours that one launch can compute together become one node.
 //!
 //! What a fused launch leaves out is not computed elsewhere: it is left out only where nobody can ask for it, that is
-//! where a later op of the same step overwrites it before anyone looks. So the last layer of a model is fused less than
-//! the others, and any buffer can be read after a step.
+//! where a later op of the same step overwrites it before anyone looks, or the step says that it is of no use to anyone
+//! ([`Op::Discard`]). Any other buffer can be read after a step.
 
 use trine_backend::{Activation, Gate, Heads};
 
@@ -13,7 +13,7 @@ use crate::weights::Matrix;
 /// Rows up to which a product goes through the kernels that read the weights once for all of them.
 pub(crate) const MOST_FEW_ROWS: usize = 8;
 /// Columns that a block of a product normalises for itself, at most.
-const MOST_NORMED_COLUMNS: usize = 8192;
+pub(crate) const MOST_NORMED_COLUMNS: usize = 8192;
 
 /// One launch or a few.
 #[derive(Clone, PartialEq)]
@@ -111,8 +111,20 @@ impl Fuser {
                 }
                 (Some(Node::Alone(op.clone())), 1)
             }
-            Op::SelectOutputs { .. } => {
+            Op::SelectOutputs { out, x } => {
+                let all = self.rows == self.outputs;
                 self.rows = self.outputs;
+                if let Some((Op::RmsNorm { out: normed, x: read, add: None, weight, eps }, rest)) = later.split_first()
+                    && all
+                    && read == out
+                    && !is_needed(out, rest)
+                {
+                    // Every row is selected: the norm takes them where they are.
+                    let (out, x, weight) = (normed.clone(), x.clone(), weight.clone());
+                    let norm = Op::RmsNorm { out, x, add: None, weight, eps: *eps };
+                    let (node, count) = self.node(&norm, rest);
+                    return (node, 1 + count);
+                }
                 (Some(Node::Alone(op.clone())), 1)
             }
             _ => (Some(Node::Alone(op.clone())), 1),

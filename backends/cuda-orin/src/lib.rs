@@ -8,6 +8,7 @@
 mod backend;
 mod buffers;
 mod driver;
+mod explain;
 mod fuse;
 mod kv;
 mod memory;
@@ -24,5 +25,5 @@ pub use backend::CudaOrin;
 pub use buffers::Buffer;
 pub use kv::Cache;
 pub use op::Shared;
-pub use options::{Options, RowsPerThread};
+pub use options::{Elsewhere, Options, RowsPerThread};
 pub use weights::Matrix;

@@ -98,13 +98,17 @@ pub(crate) enum Op {
         out: Buf,
         x: Buf,
     },
+    /// Nobody looks at its values any more.
+    Discard {
+        buf: Buf,
+    },
 }
 
 impl Op {
     /// The buffers whose values it needs, those that it changes in place among them.
     fn reads(&self) -> Vec<&Buf> {
         match self {
-            Op::Embed { .. } => vec![],
+            Op::Embed { .. } | Op::Discard { .. } => vec![],
             Op::RmsNorm { x, add, weight, .. } => add.iter().chain([x, weight]).collect(),
             Op::Linear { x, .. } | Op::SelectOutputs { x, .. } => vec![x],
             Op::AddBias { x, bias } => vec![x, bias],
@@ -117,7 +121,7 @@ impl Op {
     }
 
     /// The buffer that it writes without having looked at it.
-    fn overwrites(&self) -> Option<&Buf> {
+    pub(crate) fn overwrites(&self) -> Option<&Buf> {
         match self {
             Op::Embed { out, .. }
             | Op::RmsNorm { out, .. }
@@ -125,20 +129,25 @@ impl Op {
             | Op::Attend { out, .. }
             | Op::Gated { out, .. }
             | Op::SelectOutputs { out, .. } => Some(out),
-            Op::AddBias { .. } | Op::Add { .. } | Op::HeadNorm { .. } | Op::RopeStoreKv { .. } => None,
+            Op::AddBias { .. } | Op::Add { .. } | Op::HeadNorm { .. } | Op::RopeStoreKv { .. } | Op::Discard { .. } => {
+                None
+            }
         }
     }
 }
 
 /// Whether the values of `buf` are needed by any of the `later` ops, or by someone who reads the buffer after the
-/// step: they are unless all of them are overwritten first.
+/// step: they are unless all of them are overwritten first, or discarded.
 pub(crate) fn is_needed(buf: &Buf, later: &[Op]) -> bool {
+    // After a selection ops write fewer rows.
+    let mut all_rows = true;
     for op in later {
-        if op.reads().contains(&buf) || matches!(op, Op::SelectOutputs { .. }) {
-            // After a selection ops write fewer rows.
+        if op.reads().contains(&buf) {
             return true;
         }
-        if op.overwrites() == Some(buf) {
+        all_rows &= !matches!(op, Op::SelectOutputs { .. });
+        let overwritten = all_rows && op.overwrites() == Some(buf);
+        if overwritten || matches!(op, Op::Discard { buf: discarded } if discarded == buf) {
             return false;
         }
     }

@@ -1,9 +1,12 @@
 //! What can be set when the backend is opened.
 
 use std::fmt;
+use std::path::PathBuf;
 use std::str::FromStr;
 
 use trine_backend::Error;
+
+use crate::driver::LOWEST;
 
 /// What can be set when the backend is opened.
 #[derive(Clone, Debug, Default)]
@@ -17,6 +20,32 @@ pub struct Options {
     /// Do without graphs, and let no launch begin before the one before it has ended: for tools that look at launches one
     /// by one.
     pub serial: bool,
+    /// Compile kernels for a device that is not here, and run none.
+    pub elsewhere: Option<Elsewhere>,
+}
+
+/// A device whose kernels are compiled here: see [`Options::elsewhere`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Elsewhere {
+    /// Its compute capability: 87 is 8.7.
+    pub capability: u32,
+    /// Where the kernels go; the device finds them there by `TRINE_KERNELS`.
+    pub folder: PathBuf,
+}
+
+impl Elsewhere {
+    /// The device of this compute capability, as `8.7`, `87` or `sm_87`.
+    ///
+    /// # Errors
+    /// It is none that the kernels are written for.
+    pub fn new(capability: &str, folder: impl Into<PathBuf>) -> Result<Elsewhere, Error> {
+        let digits: String = capability.trim_start_matches("sm_").chars().filter(|&digit| digit != '.').collect();
+        let known = digits.parse().ok().filter(|number| (LOWEST..1000).contains(number));
+        let capability = known.ok_or_else(|| {
+            Error::Invalid(format!("'{capability}' is no compute capability from 8.0 on: Jetson Orin has 8.7"))
+        })?;
+        Ok(Elsewhere { capability, folder: folder.into() })
+    }
 }
 
 impl Options {
@@ -70,6 +99,16 @@ impl FromStr for RowsPerThread {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_device_elsewhere_has_a_capability() {
+        for text in ["87", "8.7", "sm_87"] {
+            assert_eq!(Elsewhere::new(text, "x").unwrap().capability, 87);
+        }
+        for text in ["", "orin", "7.5", "-87", "99999999999"] {
+            assert!(Elsewhere::new(text, "x").unwrap_err().to_string().contains("8.7"), "{text}");
+        }
+    }
 
     #[test]
     fn names_are_read_back() {

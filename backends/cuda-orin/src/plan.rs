@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use trine_backend::{Activation, Gate, Heads, KvFormat, Result};
 use trine_kernels::args::{self, Args};
-use trine_kernels::{Epilogue, Gemv, Kernel, Launch as Extent, Quantize};
+use trine_kernels::{Epilogue, Gemv, Kernel, Launch as Extent, Quantize, TOKENS};
 
 use crate::driver::{Driver, Launch};
 use crate::fuse::{Input, MOST_FEW_ROWS, Node, Target, fuse};
@@ -90,12 +90,14 @@ pub(crate) struct Planner<'a> {
 pub(crate) struct Plan {
     pub(crate) launches: Vec<Launch>,
     pub(crate) invalidates: bool,
+    /// Whether a launch looks at the selected rows, which only an op after a selection does that asks for positions or tokens.
+    pub(crate) selected_rows: bool,
 }
 
 impl Planner<'_> {
     pub(crate) fn plan(self, ops: &[Op]) -> Result<Plan> {
         let Shape { rows, outputs, .. } = self.shape;
-        let plan = Plan { launches: Vec::new(), invalidates: false };
+        let plan = Plan { launches: Vec::new(), invalidates: false, selected_rows: false };
         let mut course = Course { planner: self, rows, selected: false, quantized: Vec::new(), plan };
         for (node, end) in fuse(ops, rows, outputs) {
             course.node(&node, &ops[end..])?;
@@ -152,6 +154,7 @@ impl Course<'_> {
             Op::Attend { out, qkv, cache, layer, heads } => self.attend(out, qkv, cache, *layer, *heads, None, later),
             Op::Gated { out, gate_up, gate } => self.gated(out, gate_up, *gate, later),
             Op::SelectOutputs { out, x } => self.select(out, x),
+            Op::Discard { .. } => Ok(()),
         }
     }
 
@@ -174,7 +177,8 @@ impl Course<'_> {
         self.rows > MOST_FEW_ROWS
     }
 
-    fn step(&self) -> u64 {
+    fn step(&mut self) -> u64 {
+        self.plan.selected_rows |= self.selected;
         self.planner.steps[usize::from(self.selected)]
     }
 
@@ -318,8 +322,13 @@ impl Course<'_> {
         let worth_it = heads.dim >= WORTH_A_HEAD && !self.planner.driver.facts().emulated;
         let made_for = worth_it.then_some((heads.dim as u32, heads.group() as u32));
         let many = self.is_many();
+        // An imitated device compiles longer than it runs: one kernel serves all steps of several rows.
+        let by_rows = rope.is_none() && (many || self.planner.driver.facts().emulated);
         let kernel = |overlap| {
-            let kernel = Kernel::attend(rope.is_some(), cache.format, codes.quantize, made_for, overlap);
+            let kernel = match by_rows {
+                true => Kernel::attend_rows(cache.format, codes.quantize, made_for, overlap),
+                false => Kernel::attend(rope.is_some(), cache.format, codes.quantize, made_for, overlap),
+            };
             in_order(kernel, codes.quantize, many)
         };
         for first in (0..self.rows).step_by(part) {
@@ -348,10 +357,11 @@ impl Course<'_> {
                 chunks: chunks as u32,
                 per: out.per() as u32,
                 scale: (1.0 / (heads.dim as f64).sqrt()) as f32,
-                unused: 0,
+                rows: rows as u32,
             };
             let label = format!("attend {}x{}, {chunks} chunks", heads.query, heads.dim);
-            let extent = Extent::attend(chunks, heads.kv, heads.group(), rows);
+            let extent = if by_rows { Extent::attend_rows } else { Extent::attend };
+            let extent = extent(chunks, heads.kv, heads.group(), rows);
             self.push(kernel, extent, &arguments, label, 0)?;
         }
         Ok(())
@@ -477,7 +487,8 @@ impl Course<'_> {
         let facts = self.planner.driver.facts();
         // An imitated device compiles longer than it runs: one kernel serves any few tokens.
         let tokens = if facts.emulated && self.rows > 1 { MOST_FEW_ROWS } else { self.rows.next_power_of_two() } as u32;
-        let (rows, threads) = tile(weight, tokens, norm, epilogue, self.planner.rows_per_thread);
+        let shape = (weight.rows, weight.per());
+        let (rows, threads) = tile(shape, (tokens, norm, epilogue), self.planner.rows_per_thread, facts.overlaps());
         let gemv = Gemv {
             format: weight.format,
             activation: weight.activation,
@@ -497,8 +508,12 @@ impl Course<'_> {
 
     /// The same through tensor cores, a tile of rows and tokens for each block.
     fn gemm(&mut self, weight: &Matrix, arguments: &args::Product, epilogue: Epilogue) -> Result<()> {
-        let kernel = |overlap| Kernel::gemm(weight.format, weight.activation, epilogue, overlap);
-        let extent = Extent::gemm(weight.rows, self.rows);
+        let facts = self.planner.driver.facts();
+        // An imitated device compiles longer than it runs.
+        let tile =
+            if facts.emulated { 64 } else { tile_of_many(weight.rows, self.rows, facts.multiprocessors as usize) };
+        let kernel = |overlap| Kernel::gemm(weight.format, weight.activation, tile, epilogue, overlap);
+        let extent = Extent::gemm(weight.rows, self.rows, tile);
         let label = format!("gemm {} {}x{}{}", weight.format, weight.rows, weight.columns, then(epilogue));
         self.push(kernel, extent, arguments, label, weight.bytes())
     }
@@ -526,14 +541,21 @@ impl Course<'_> {
 }
 
 /// Rows that a thread of a product of few tokens computes together, and threads of its block: what was fastest on an
-/// H200 for the shapes of a model of 7 billion weights.
-fn tile(weight: &Matrix, tokens: u32, norm: bool, epilogue: Epilogue, asked: Option<RowsPerThread>) -> (u32, u32) {
+/// H200 for the shapes of a model of 7 billion weights. Where launches overlap, few large blocks leave whole multiprocessors
+/// to the next one, whose first loads are on their way before this one ends.
+pub(crate) fn tile(
+    shape: (usize, usize),
+    (tokens, norm, epilogue): (u32, bool, Epilogue),
+    asked: Option<RowsPerThread>,
+    overlaps: bool,
+) -> (u32, u32) {
+    let (matrix_rows, per) = shape;
     let (rows, threads) = match (tokens, norm) {
-        (1, true) if weight.rows >= MANY_ROWS => (4, 256),
-        (1, true) => (2, 512),
+        (1, true) if matrix_rows >= MANY_ROWS => (4, 256),
+        (1, true) => (2, if overlaps { 448 } else { 512 }),
         // A long row has enough loads on its way, and few rows leave multiprocessors idle.
-        (1, false) if weight.per() >= LONG_SEGMENT => (1, 256),
-        (1, false) => (2, 128),
+        (1, false) if per >= LONG_SEGMENT => (1, 128),
+        (1, false) => (2, if overlaps { 448 } else { 128 }),
         _ => (4, 128),
     };
     let rows = asked.map_or(rows, RowsPerThread::count);
@@ -542,8 +564,19 @@ fn tile(weight: &Matrix, tokens: u32, norm: bool, epilogue: Epilogue, asked: Opt
             let rows = if asked.is_none() && tokens == 1 { 2 } else { rows };
             (rows, Gemv::gated_threads(rows))
         }
+        // More rows take more registers.
+        _ if rows > 2 => (rows, threads.min(256)),
         _ => (rows, threads),
     }
+}
+
+/// Rows of a matrix in a tile of a product of many tokens. The large tile reads activations half as often; but where its
+/// tiles are a few more than a device takes at a time, or too few to give each multiprocessor one, small ones leave less of it
+/// idle.
+pub(crate) fn tile_of_many(rows: usize, tokens: usize, multiprocessors: usize) -> u32 {
+    let (tiles, at_once) = (rows.div_ceil(128) * tokens.div_ceil(TOKENS), 2 * multiprocessors);
+    let small = tiles < multiprocessors || (at_once + 1..2 * at_once).contains(&tiles);
+    if small { 64 } else { 128 }
 }
 
 /// A kernel that quantises in the order that products of few or of many rows read.

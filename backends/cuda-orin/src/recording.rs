@@ -18,6 +18,8 @@ pub(crate) struct Tail {
     pub(crate) launches: Vec<Launch>,
     /// The copy that brings it to the host, where they do not leave it there.
     pub(crate) fetch: Option<Transfer>,
+    /// Whether it makes the next step's row.
+    pub(crate) replaces: bool,
 }
 
 /// The ops of a step as they come. Most steps are the step before with other rows: as long as the ops are those of the
@@ -71,37 +73,50 @@ impl Ops {
 pub(crate) struct Recording {
     ops: Arc<[Op]>,
     shape: Shape,
+    /// The first one brings the step's rows.
     launches: Vec<Launch>,
+    /// Whether launches look at the selected rows.
+    selected_rows: bool,
     /// What was asked for after the last run: it is likely to be asked for again.
     pub(crate) tail: Option<Tail>,
-    graphs: Vec<(Option<Tail>, Box<dyn Prepared>)>,
+    graphs: Vec<Graph>,
     runs: usize,
 }
 
+/// A recording's launches with what followed them once; `made`: without bringing the step's rows.
+struct Graph {
+    tail: Option<Tail>,
+    made: bool,
+    graph: Box<dyn Prepared>,
+}
+
 impl Recording {
-    pub(crate) fn new(ops: Arc<[Op]>, shape: Shape, launches: Vec<Launch>) -> Recording {
-        Recording { ops, shape, launches, tail: None, graphs: Vec::new(), runs: 0 }
+    pub(crate) fn new(ops: Arc<[Op]>, shape: Shape, launches: Vec<Launch>, selected_rows: bool) -> Recording {
+        Recording { ops, shape, launches, selected_rows, tail: None, graphs: Vec::new(), runs: 0 }
     }
 
-    /// Its launches with what follows them.
-    pub(crate) fn sequence(&self) -> Sequence {
-        let mut launches = self.launches.clone();
+    /// Its launches with what follows them; `made`: the device has the step's row already.
+    pub(crate) fn sequence(&self, made: bool) -> Sequence {
+        let mut launches = self.launches[usize::from(made)..].to_vec();
         launches.extend(self.tail.iter().flat_map(|tail| tail.launches.clone()));
         Sequence { launches, fetch: self.tail.as_ref().and_then(|tail| tail.fetch) }
     }
 
-    /// Starts it. A step that comes again is likely to come many times: from its second run on it is a graph.
-    pub(crate) fn run(&mut self, driver: &Arc<dyn Driver>) -> Result<()> {
+    /// Starts it. A step that comes again is likely to come many times: from its second run on it is a graph. `made`: the
+    /// device has the step's row already.
+    pub(crate) fn run(&mut self, driver: &Arc<dyn Driver>, made: bool) -> Result<()> {
+        // The device makes no selected rows.
+        let made = made && !self.selected_rows;
         self.runs += 1;
         if self.runs == 1 || driver.facts().serial {
-            return driver.start(&self.sequence());
+            return driver.start(&self.sequence(made));
         }
-        if let Some((_, graph)) = self.graphs.iter().find(|(tail, _)| *tail == self.tail) {
-            return graph.run();
+        if let Some(kept) = self.graphs.iter().find(|kept| kept.made == made && kept.tail == self.tail) {
+            return kept.graph.run();
         }
-        let graph = Arc::clone(driver).prepare(&self.sequence(), true)?;
+        let graph = Arc::clone(driver).prepare(&self.sequence(made), true)?;
         graph.run()?;
-        self.graphs.push((self.tail.clone(), graph));
+        self.graphs.push(Graph { tail: self.tail.clone(), made, graph });
         Ok(())
     }
 }

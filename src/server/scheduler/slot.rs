@@ -33,6 +33,15 @@ struct Run {
     last_token: Option<Instant>,
 }
 
+/// What a token is drawn from.
+#[derive(Clone, Copy)]
+pub(super) enum Source<'a> {
+    /// All logits.
+    Logits(&'a [f32]),
+    /// Nothing: the token with the largest logit is known, and [`Slot::takes_the_largest`].
+    Largest(u32),
+}
+
 /// What came of a draw.
 pub(super) enum Drawn {
     GoesOn,
@@ -110,10 +119,17 @@ impl Slot {
         self.cached.clear();
     }
 
-    /// Draws the next token from `logits` and hands out the text that it completes.
+    /// Whether the token with the largest logit is the next one, and nobody asks for logits.
+    pub(super) fn takes_the_largest(&self) -> bool {
+        let takes =
+            |job: &Job| job.sampler.options().takes_the_largest() && job.grammar.is_none() && job.logprobs.is_none();
+        self.run.as_ref().is_some_and(|run| takes(&run.job))
+    }
+
+    /// Draws the next token from `source` and hands out the text that it completes.
     pub(super) fn draw(
         &mut self,
-        logits: &[f32],
+        source: Source<'_>,
         masked: &mut [f32],
         eos: &[u32],
         context: usize,
@@ -122,21 +138,22 @@ impl Slot {
         let Some(run) = &mut self.run else { return Ok(Drawn::GoesOn) };
         run.time(metrics);
         let job = &mut run.job;
-        let choice = match &mut job.grammar {
-            Some(grammar) => {
+        let drawn = match (source, &mut job.grammar) {
+            (Source::Largest(token), _) => job.course.accept(&mut job.sampler, token, eos),
+            (Source::Logits(logits), Some(grammar)) => {
                 grammar.mask(logits, masked)?;
-                &*masked
+                job.course.draw(&mut job.sampler, masked, eos)?
             }
-            None => logits,
+            (Source::Logits(logits), None) => job.course.draw(&mut job.sampler, logits, eos)?,
         };
-        let Some(token) = job.course.draw(&mut job.sampler, choice, eos)? else {
+        let Some(token) = drawn else {
             return Ok(Drawn::Ends(End::EndToken));
         };
         let complete = match &mut job.grammar {
             Some(grammar) => grammar.accept(token)?,
             None => false,
         };
-        if let Some(count) = job.logprobs {
+        if let (Some(count), Source::Logits(logits)) = (job.logprobs, source) {
             run.pending.push(token_logprobs(logits, token, count)?);
         }
         let step = job.stream.push(token);

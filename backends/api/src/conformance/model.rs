@@ -136,6 +136,13 @@ impl<B: Backend> Model<B> {
             b.select_outputs(&mut s.selected, &s.x);
             b.rms_norm(&mut s.selected_normed, &s.selected, final_norm, EPS);
             b.linear(&mut s.logits, &s.selected_normed, head);
+            // With and without: what a device may leave out then, and what it must not.
+            if rows.first().is_some_and(|row| row.position % 2 == 0) {
+                let State { x, normed, qkv, attention, branch, gate_up, gated, selected, selected_normed, .. } = s;
+                for buf in [x, normed, qkv, attention, branch, gate_up, gated, selected, selected_normed] {
+                    b.discard(buf);
+                }
+            }
         };
         let case = || format!("{}, batch {}", plan.name, rows.len());
         backend.step(rows, record).map_err(|error| refused("model", case())(error))?;

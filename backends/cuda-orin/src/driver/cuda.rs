@@ -9,10 +9,7 @@ use cudarc::driver::sys;
 use trine_backend::{Error, Result, find_device};
 use trine_kernels::{Cache, Compiler, Kernel as Source};
 
-use super::{Driver, Facts, Kernel, Launch, Prepared, Sequence, Transfer};
-
-/// The lowest compute capability that the kernels are written for: integer tensor cores and asynchronous copies.
-const LOWEST: u32 = 80;
+use super::{Driver, Facts, Kernel, LOWEST, Launch, Prepared, Sequence, Transfer};
 
 /// One GPU, in its primary context, with one stream.
 pub(crate) struct Cuda {

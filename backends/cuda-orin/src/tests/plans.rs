@@ -3,15 +3,17 @@
 use std::sync::Arc;
 
 use half::f16;
-use trine_backend::{Codes, Format, Gate, Group, Heads, HostMatrix, Int4, KvFormat, KvShape, Zero};
+use trine_backend::{Codes, Format, Gate, Group, Heads, HostMatrix, Int4, KvFormat, KvShape, Zero, ZeroKind};
 
 use super::nowhere::{MEMORY, Nowhere};
 use crate::buffers::Buffer;
 use crate::driver::Driver;
+use crate::explain::explain;
 use crate::kv::Cache;
 use crate::memory::Memory;
-use crate::op::{Buf, Op, Shared};
-use crate::plan::{Planner, Scratch, Shape};
+use crate::op::{Buf, Op, Shared, is_needed};
+use crate::options::RowsPerThread;
+use crate::plan::{Planner, Scratch, Shape, tile_of_many};
 use crate::weights::Matrix;
 
 const HIDDEN: usize = 64;
@@ -78,6 +80,24 @@ impl Steps {
         steps
     }
 
+    /// The same, with the logits of the selected rows, after which nothing else is of use to anyone.
+    fn with_logits(layers: usize) -> Steps {
+        let mut steps = Steps::new(layers);
+        let [selected, normed] = [(); 2].map(|()| steps.buffer(HIDDEN));
+        let Some(Op::Add { x, .. }) = steps.ops.last().cloned() else { panic!("the last op adds") };
+        let (weight, logits) = (steps.buffer(HIDDEN), steps.buffer(50));
+        let mut used: Vec<Buf> = steps.ops.iter().filter_map(|op| op.overwrites().cloned()).collect();
+        used.extend([selected.clone(), normed.clone()]);
+        let out = selected.clone();
+        steps.ops.extend([
+            Op::SelectOutputs { out, x },
+            Op::RmsNorm { out: normed.clone(), x: selected, add: None, weight, eps: 1e-6 },
+            Op::Linear { out: logits, x: normed, weight: steps.matrix(50, HIDDEN) },
+        ]);
+        steps.ops.extend(used.into_iter().map(|buf| Op::Discard { buf }));
+        steps
+    }
+
     /// The kernels of a step of so many rows.
     fn kernels(&self, rows: usize) -> Vec<String> {
         self.launches(&self.ops, rows)
@@ -120,10 +140,36 @@ fn a_layer_of_one_token_is_five_launches() {
 }
 
 #[test]
+fn what_is_discarded_is_left_out() {
+    let steps = Steps::with_logits(2);
+    let kernels = steps.kernels(1);
+    let layer = ["gemv norm", "attend", "gemv add", "gemv norm gated", "gemv add"];
+    assert_eq!(kernels[1..6], layer);
+    assert_eq!(kernels[6..11], layer);
+    // All rows are selected, so that nothing has to be copied.
+    assert_eq!(kernels[11..], ["gemv norm"]);
+    let several = steps.kernels(4);
+    assert_eq!(several[several.len() - 2..], ["select_rows", "gemv norm"]);
+    // A buffer that is read after the selection is needed, whatever is discarded in the end.
+    let Some(Op::Add { x, .. }) = steps.ops.iter().find(|op| matches!(op, Op::Add { .. })) else { panic!() };
+    let at = steps.ops.iter().position(|op| matches!(op, Op::SelectOutputs { .. })).unwrap();
+    assert!(is_needed(x, &steps.ops[at..]) && !is_needed(x, &steps.ops[at + 1..]));
+}
+
+#[test]
+fn tiles_of_many_tokens_fit_the_device() {
+    // Tiles for all multiprocessors at once, several times over; a few more than that; too few.
+    assert_eq!(tile_of_many(3584, 512, 132), 128);
+    assert_eq!(tile_of_many(37888, 512, 132), 128);
+    assert_eq!(tile_of_many(4608, 512, 132), 64);
+    assert_eq!(tile_of_many(1024, 64, 132), 64);
+}
+
+#[test]
 fn more_tokens_quantise_in_the_op_before_a_product() {
-    for (rows, product) in [(4, "gemv"), (16, "gemm")] {
+    for (rows, product, attend) in [(4, "gemv", "attend"), (16, "gemm", "attend_rows")] {
         let kernels = Steps::new(2).kernels(rows);
-        let unfused = ["rms_norm", product, "rope_store_kv", "attend"];
+        let unfused = ["rms_norm", product, "rope_store_kv", attend];
         assert_eq!(kernels[1..5], unfused, "{rows} rows");
         assert!(!kernels.contains(&"quantize".to_owned()), "{kernels:?}");
     }
@@ -164,7 +210,25 @@ fn sizes_in_memory_are_those_of_the_layout() {
     let steps = Steps::new(1);
     // 70 rows of 3 units: 72 rows of one segment step of 16 lanes.
     let matrix = steps.matrix(70, 96);
-    assert_eq!(matrix.format, Format::Int4 { group: Group::G32, zero: trine_backend::ZeroKind::Symmetric });
+    assert_eq!(matrix.format, Format::Int4 { group: Group::G32, zero: ZeroKind::Symmetric });
     assert_eq!((matrix.per(), matrix.slots()), (1, 16));
     assert_eq!(matrix.bytes(), 72 * 256 + 72 * 16 * 2);
+}
+
+#[test]
+fn each_number_of_tokens_has_its_kernels() {
+    let driver = Nowhere::new();
+    let int4 = Format::Int4 { group: Group::G32, zero: ZeroKind::Symmetric };
+    let names = |columns, format, tokens, asked| -> Vec<String> {
+        let choices = explain((3584, columns), format, tokens, asked, driver.facts());
+        assert!(choices.iter().all(|choice| choice.tokens == tokens && !choice.reason.contains('\n')));
+        choices.into_iter().map(|choice| choice.kernel).collect()
+    };
+    assert_eq!(names(3584, int4, 1, None), ["gemv o2", "gemv o2 norm"]);
+    // A row that is too long to be normalised by every block.
+    assert_eq!(names(18944, int4, 1, None), ["gemv o1"]);
+    assert_eq!(names(18944, int4, 1, Some(RowsPerThread::O8)), ["gemv o8"]);
+    assert_eq!(names(3584, int4, 8, None), ["gemv o4"]);
+    assert!(names(3584, int4, 512, None)[0].starts_with("gemm "));
+    assert_eq!(names(3584, Format::F16, 512, None), ["dense"]);
 }
