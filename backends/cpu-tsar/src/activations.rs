@@ -5,7 +5,7 @@ use trine_backend::activation::{self, BLOCK};
 use trine_backend::{Activation, Error, Result};
 
 use crate::isa::Isa;
-use crate::kernels::{self, Room};
+use crate::kernels::{self, Workspace};
 use crate::pool::{DisjointMut, Pool, chunk};
 
 /// 32 codes of i8, four to a dword, the first in memory first: what a kernel broadcasts.
@@ -28,7 +28,7 @@ pub(crate) struct Scratch {
     /// `[rows]`: sums of the codes.
     totals: Vec<i32>,
     /// For each worker, what a product of many tokens works in.
-    rooms: Vec<Room>,
+    rooms: Vec<Workspace>,
 }
 
 impl Scratch {
@@ -59,7 +59,7 @@ impl Scratch {
         activation: Activation,
         x: &'a [f32],
         columns: usize,
-    ) -> (Tokens<'a>, &'a mut Vec<Room>) {
+    ) -> (Tokens<'a>, &'a mut Vec<Workspace>) {
         let (rows, blocks) = (x.len() / columns, columns.div_ceil(BLOCK));
         if activation == Activation::Float {
             let none = Tokens { x, columns, blocks, codes: &[], scales: &[], sums: &[], centres: &[], totals: &[] };

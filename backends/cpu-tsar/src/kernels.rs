@@ -75,13 +75,18 @@ pub(crate) enum Run {
 /// A product in two halves, so that its outputs can go to their places while they are in the L1 cache.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sweep {
-    /// Leaves the sums of all tiles and tokens in the room.
-    pub(crate) sums: fn(&Job<'_>, &mut Room),
-    /// Of these sums the outputs `[tile][token]` of as many tiles as there is room for, from this one on.
-    pub(crate) outputs: fn(&Job<'_>, &Room, usize, &mut [[Outputs; LANES]]),
+    /// Leaves the sums of all tiles and tokens in the workspace.
+    pub(crate) sums: fn(&Job<'_>, &mut Workspace),
+    /// Of these sums the outputs `[tile][token]` of as many tiles as there is room for, from this tile and this token on,
+    /// the token a multiple of [`LANES`].
+    pub(crate) outputs: fn(&Job<'_>, &Workspace, [usize; 2], &mut [[Outputs; LANES]]),
+    /// Tokens that cost as much as one of them.
+    pub(crate) step: usize,
+    /// Cycles for a tile and 32 columns that do not depend on the number of tokens.
+    pub(crate) setup: f64,
 }
 
-/// Tokens of a sweep.
+/// Tokens that sweeps take a multiple of.
 pub(crate) const LANES: usize = 32;
 
 /// Most tiles of a sweep. Their int16 sums, which all tables go past, take 160 KB and stay in the L2 cache; the more tiles
@@ -105,7 +110,17 @@ pub(crate) struct Lanes(pub(crate) [[i16; 16]; LANES / 16]);
 #[repr(C, align(64))]
 pub(crate) struct Wide(pub(crate) [[i32; 8]; LANES / 8]);
 
-/// What a sweep works in.
+/// What a worker's sweeps work in.
+#[derive(Debug, Default)]
+pub(crate) struct Workspace {
+    /// For look-up tables.
+    pub(crate) room: Room,
+    /// For unpacked codes.
+    #[cfg(target_arch = "x86_64")]
+    panel: avx2::Panel,
+}
+
+/// What a sweep with look-up tables works in.
 #[derive(Debug)]
 pub(crate) struct Room {
     /// The look-up tables of half a block.
@@ -162,9 +177,11 @@ impl KernelInfo {
         matches!(self.run, Run::Sweep(_))
     }
 
-    /// What a token costs where `tokens` are left.
+    /// What a token costs on average in a run of `tokens`, full sweeps and a rest.
     pub(crate) fn cost(&self, tokens: usize) -> f64 {
-        self.cycles * self.tokens as f64 / self.tokens.min(tokens) as f64
+        let Run::Sweep(Sweep { step, setup, .. }) = self.run else { return self.cycles };
+        let (computed, sweeps) = (tokens.next_multiple_of(step), tokens.div_ceil(self.tokens));
+        (self.cycles * computed as f64 + setup * (sweeps as f64 - computed as f64 / self.tokens as f64)) / tokens as f64
     }
 }
 
@@ -268,11 +285,8 @@ mod tests {
                 KernelInfo { name, isa, family, tiles: 1, tokens, cycles, reason, run }
             }
             const NONE: Run = Run::Tiles(|_, _| {});
-            [
-                kernel(16, 4.0, Run::Sweep(Sweep { sums: |_, _| {}, outputs: |_, _, _, _| {} })),
-                kernel(4, 9.0, NONE),
-                kernel(1, 11.0, NONE),
-            ]
+            const RUN: Run = Run::Sweep(Sweep { sums: |_, _| {}, outputs: |_, _, _, _| {}, step: 16, setup: 0.0 });
+            [kernel(16, 4.0, RUN), kernel(4, 9.0, NONE), kernel(1, 11.0, NONE)]
         };
         let swept = |tokens| sweep_for(&TABLE, tokens).map_or(0, |(_, swept)| swept);
         // 16 lanes of 4 cycles cost as much as 7.1 tokens of 9.
@@ -281,6 +295,19 @@ mod tests {
             assert_eq!(swept(tokens), expected, "{tokens} tokens");
         }
         assert!(sweep_for(&TABLE[1..], 512).is_none());
+    }
+
+    #[test]
+    fn sweeps_cost_more_with_few_tokens() {
+        let run = Run::Sweep(Sweep { sums: |_, _| {}, outputs: |_, _, _, _| {}, step: 4, setup: 16.0 });
+        let (name, reason, isa, family) = ("", "", Isa::Plain, Family::Int4);
+        let sweep = KernelInfo { name, isa, family, tiles: 1, tokens: 64, cycles: 8.0, reason, run };
+        // 7.75 cycles for each of the tokens that are computed, and 16 for each sweep.
+        let costs =
+            [(64, 8.0), (128, 8.0), (8, 9.75), (5, (8.0 * 7.75 + 16.0) / 5.0), (72, (72.0 * 7.75 + 32.0) / 72.0)];
+        for (tokens, expected) in costs {
+            assert_eq!(sweep.cost(tokens), expected, "{tokens} tokens");
+        }
     }
 
     #[test]
@@ -297,6 +324,7 @@ mod tests {
                 assert!(sizes.iter().all(|&(tokens, _)| sizes.contains(&(tokens, 1))), "{isa} {family:?}: {sizes:?}");
                 let most = |kernel: &KernelInfo| if kernel.is_sweep() { LANES * SWEEP } else { MAX_OUTPUTS };
                 assert!(kernels.iter().all(|kernel| kernel.tokens * kernel.tiles <= most(kernel)));
+                assert!(kernels.iter().all(|kernel| !kernel.is_sweep() || kernel.tokens.is_multiple_of(LANES)));
                 assert!(kernels.iter().all(|kernel| kernel.family == family && !kernel.reason.is_empty()));
             }
         }

@@ -9,7 +9,7 @@ use trine_backend::{Activation, HostMatrix, Result};
 
 use crate::activations::{Scratch, Tokens};
 use crate::isa::Isa;
-use crate::kernels::{Job, KernelInfo, Kernels, LANES, MAX_OUTPUTS, Outputs, Room, Run, Selection};
+use crate::kernels::{Job, KernelInfo, Kernels, LANES, MAX_OUTPUTS, Outputs, Run, Selection, Workspace};
 use crate::pool::{DisjointMut, Parts, Pool, chunk};
 use crate::weights::{TILE, Weight};
 
@@ -63,7 +63,7 @@ pub(crate) fn linear(
     let swept = sweep.map_or(0, |(_, swept)| swept);
     if sweep.is_some() && rooms.len() < workers {
         // By the first large step, and not after.
-        rooms.resize_with(workers, Room::default);
+        rooms.resize_with(workers, Workspace::default);
     }
     let rooms = DisjointMut::new(rooms);
     let workers = if rows * weight.tiles().len() >= FORK { workers } else { 1 };
@@ -132,17 +132,20 @@ struct Product<'a> {
 
 impl Product<'_> {
     /// Computes a part of a sweep and copies the outputs of rows and tokens that exist to their places.
-    fn sweep(&self, cut: &Cut<'_>, part: usize, room: &mut Room) {
+    fn sweep(&self, cut: &Cut<'_>, part: usize, room: &mut Workspace) {
         let Run::Sweep(sweep) = cut.kernel.run else { unreachable!("chosen because it is a sweep") };
         let (layout, [tiles, tokens]) = (self.weight.layout(), cut.part(part));
         let bytes = &self.weight.tiles()[tiles.start * layout.tile_bytes..tiles.end * layout.tile_bytes];
         let job = Job { layout, tiles: bytes, tokens: self.tokens.slice(tokens.start, tokens.len()), ahead: None };
         (sweep.sums)(&job, room);
         let mut outputs = [[Outputs::default(); LANES]; STORED];
-        for first in (0..tiles.len()).step_by(STORED) {
-            let outputs = &mut outputs[..STORED.min(tiles.len() - first)];
-            (sweep.outputs)(&job, room, first, outputs);
-            self.store_tiles(tiles.start + first, tokens.clone(), outputs);
+        for token in (0..tokens.len()).step_by(LANES) {
+            let tokens = tokens.start + token..tokens.end.min(tokens.start + token + LANES);
+            for first in (0..tiles.len()).step_by(STORED) {
+                let outputs = &mut outputs[..STORED.min(tiles.len() - first)];
+                (sweep.outputs)(&job, room, [first, token], outputs);
+                self.store_tiles(tiles.start + first, tokens.clone(), outputs);
+            }
         }
     }
 

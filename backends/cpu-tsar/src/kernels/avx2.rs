@@ -13,14 +13,16 @@ mod int8;
 mod lookup;
 mod quantize;
 mod ternary;
+mod unpacked;
 
 use std::arch::x86_64::{__m128i, __m256, __m256i};
 
-use super::{Family, Job, KernelInfo, LANES, Outputs, Room, Run, SWEEP, Sweep};
+use super::{Family, Job, KernelInfo, LANES, Outputs, Room, Run, SWEEP, Sweep, Workspace};
 use crate::activations::CodeBlock;
 use crate::isa::Isa;
 
 pub(super) use quantize::quantize;
+pub(super) use unpacked::Panel;
 
 pulp::simd_type!({
     /// Proof that the CPU has the instructions that these kernels use: of x86-64-v3, with the F16C that
@@ -83,7 +85,7 @@ macro_rules! kernel {
 }
 
 /// [`lookup::sums`] compiled with AVX2.
-fn lookup_sums(job: &Job<'_>, room: &mut Room) {
+fn lookup_sums(job: &Job<'_>, work: &mut Workspace) {
     struct Op<'a> {
         simd: Simd,
         job: &'a Job<'a>,
@@ -98,11 +100,11 @@ fn lookup_sums(job: &Job<'_>, room: &mut Room) {
         }
     }
     let simd = Simd::try_new().expect("the kernels are chosen for CPUs that have AVX2");
-    simd.vectorize(Op { simd, job, room });
+    simd.vectorize(Op { simd, job, room: &mut work.room });
 }
 
 /// [`lookup::outputs`] compiled with AVX2.
-fn lookup_outputs(job: &Job<'_>, room: &Room, first: usize, out: &mut [[Outputs; LANES]]) {
+fn lookup_outputs(job: &Job<'_>, work: &Workspace, [first, token]: [usize; 2], out: &mut [[Outputs; LANES]]) {
     struct Op<'a> {
         simd: Simd,
         job: &'a Job<'a>,
@@ -119,11 +121,31 @@ fn lookup_outputs(job: &Job<'_>, room: &Room, first: usize, out: &mut [[Outputs;
         }
     }
     let simd = Simd::try_new().expect("the kernels are chosen for CPUs that have AVX2");
-    simd.vectorize(Op { simd, job, room, first, out });
+    debug_assert_eq!(token, 0, "a sweep has no more tokens than these");
+    simd.vectorize(Op { simd, job, room: &work.room, first, out });
+}
+
+/// [`unpacked::sums`] compiled with AVX2.
+fn unpacked_sums(job: &Job<'_>, work: &mut Workspace) {
+    struct Op<'a> {
+        simd: Simd,
+        job: &'a Job<'a>,
+        panel: &'a mut Panel,
+    }
+    impl pulp::NullaryFnOnce for Op<'_> {
+        type Output = ();
+
+        #[inline(always)]
+        fn call(self) {
+            unpacked::sums(self.simd, self.job, self.panel);
+        }
+    }
+    let simd = Simd::try_new().expect("the kernels are chosen for CPUs that have AVX2");
+    simd.vectorize(Op { simd, job, panel: &mut work.panel });
 }
 
 /// By family; then by tokens, then by tiles, both falling.
-pub(super) static KERNELS: [KernelInfo; 22] = [
+pub(super) static KERNELS: [KernelInfo; 23] = [
     KernelInfo {
         name: "avx2-ternary-lookup",
         isa: Isa::Avx2,
@@ -132,7 +154,7 @@ pub(super) static KERNELS: [KernelInfo; 22] = [
         tokens: LANES,
         cycles: 4.5,
         reason: "81 sums of four activations for 32 tokens at once; a code byte is an index, and an addition 64 multiply-adds",
-        run: Run::Sweep(Sweep { sums: lookup_sums, outputs: lookup_outputs }),
+        run: Run::Sweep(Sweep { sums: lookup_sums, outputs: lookup_outputs, step: LANES, setup: 0.0 }),
     },
     kernel!("avx2-ternary-2x4", Ternary, 2 x 4, 6.2, ternary::prefill::<2, 4>,
         "8 sums in registers; codes unpacked once for 4 tokens, activations broadcast once for 16 rows"),
@@ -142,6 +164,16 @@ pub(super) static KERNELS: [KernelInfo; 22] = [
     kernel!("avx2-ternary-2x1", Ternary, 2 x 1, 9.1, ternary::decode::<2>,
         "one shift for four codes; two tiles share the broadcasts; prefetches the next two"),
     kernel!("avx2-ternary-1x1", Ternary, 1 x 1, 11.0, ternary::decode::<1>, "an odd last tile"),
+    KernelInfo {
+        name: "avx2-int4-unpacked",
+        isa: Isa::Avx2,
+        family: Family::Int4,
+        tiles: unpacked::TILES,
+        tokens: unpacked::MOST,
+        cycles: 7.4,
+        reason: "codes unpacked once for 64 tokens, 2 tiles x 4 tokens at a time from the L1 cache; 8 int16 sums in registers",
+        run: Run::Sweep(Sweep { sums: unpacked_sums, outputs: unpacked::outputs, step: unpacked::TOKENS, setup: 16.0 }),
+    },
     kernel!("avx2-int4-2x4", Int4, 2 x 4, 9.0, int4::product::<2, 4>,
         "codes unpacked once for 4 tokens, broadcasts shared by 16 rows; 8 int16 sums in registers, the float sums in L1"),
     kernel!("avx2-int4-1x4", Int4, 1 x 4, 10.0, int4::product::<1, 4>, "an odd last tile"),
@@ -150,7 +182,7 @@ pub(super) static KERNELS: [KernelInfo; 22] = [
     kernel!("avx2-int4-2x1", Int4, 2 x 1, 20.0, int4::product::<2, 1>,
         "two tiles share the broadcasts and hide each other's latency; prefetches the next two"),
     kernel!("avx2-int4-1x1", Int4, 1 x 1, 22.0, int4::product::<1, 1>, "an odd last tile"),
-    kernel!("avx2-int8-1x8", Int8, 1 x 8, 14.5, int8::product::<1, 8>, "weights come from memory once for 8 tokens"),
+    kernel!("avx2-int8-1x8", Int8, 1 x 8, 13.5, int8::product::<1, 8>, "weights come from memory once for 8 tokens; 8 int32 sums in registers"),
     kernel!("avx2-int8-2x4", Int8, 2 x 4, 14.5, int8::product::<2, 4>, "activations broadcast once for 16 rows"),
     kernel!("avx2-int8-1x4", Int8, 1 x 4, 15.0, int8::product::<1, 4>, "an odd last tile"),
     kernel!("avx2-int8-2x2", Int8, 2 x 2, 16.0, int8::product::<2, 2>, "what is left of several tokens"),

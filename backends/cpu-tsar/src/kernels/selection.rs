@@ -123,8 +123,7 @@ impl Kernels {
         let mut choices: Vec<Choice> = Vec::new();
         let mut left = tokens;
         if let Some((kernel, swept)) = self.sweep(tokens) {
-            let groups = swept.div_ceil(kernel.tokens) * kernel.tokens;
-            choices.push(part(kernel, swept, kernel.cycles * groups as f64 / swept as f64));
+            choices.push(part(kernel, swept, kernel.cost(swept)));
             left -= swept;
         }
         while left > 0 {

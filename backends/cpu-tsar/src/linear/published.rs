@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use super::FORK;
 use crate::activations::Tokens;
-use crate::kernels::Room;
 use crate::kernels::tsar::{self, Job, MOST_TILES, OUTPUTS};
+use crate::kernels::{Room, Workspace};
 use crate::pool::{DisjointMut, Pool, chunk};
 use crate::weights::{Published, Weight};
 
@@ -16,20 +16,20 @@ pub(super) fn linear(
     weight: &Weight,
     layout: &Published,
     tokens: Tokens<'_>,
-    rooms: &mut Vec<Room>,
+    rooms: &mut Vec<Workspace>,
     out: &mut [f32],
 ) {
     let workers = pool.threads();
     if rooms.len() < workers {
         // By the first step, and not after.
-        rooms.resize_with(workers, Room::default);
+        rooms.resize_with(workers, Workspace::default);
     }
     let product = Product { variant, weight, layout, tokens, out: DisjointMut::new(out) };
     let rooms = DisjointMut::new(rooms);
     let work = |workers: usize, worker: usize| {
         #[allow(unsafe_code)]
         // SAFETY: each worker number is given out once, so nobody else has its room.
-        let room = &mut unsafe { rooms.range(worker..worker + 1) }[0];
+        let room = &mut unsafe { rooms.range(worker..worker + 1) }[0].room;
         let tiles = chunk(layout.row_tiles(), workers, worker, 1);
         for first in tiles.clone().step_by(MOST_TILES) {
             let part = first..(first + MOST_TILES).min(tiles.end);

@@ -336,6 +336,37 @@ fn sweeps_are_the_same_in_any_parts() {
 }
 
 #[test]
+fn several_sweeps_give_the_bits_of_single_tokens() {
+    // More tiles and tokens than any sweep takes, an odd tile at the end, and several panels of columns.
+    let (rows, columns, most) = (8 * 2 * 64 + 3, 801, 2 * 64 + 11);
+    let x = Random(8).floats(most * columns);
+    let int4 = |group, zero| Format::Int4 { group, zero };
+    let formats = [
+        Format::Ternary,
+        int4(Group::G32, ZeroKind::Symmetric),
+        int4(Group::G64, ZeroKind::Point),
+        int4(Group::G128, ZeroKind::Min),
+        Format::Int8 { group: Group::G32 },
+    ];
+    for format in formats {
+        let matrix = matrix(format, rows, columns, Fill::Random, false, 13);
+        let mut multiplier = Multiplier::new(matrix.clone(), Isa::detect(), 1).unwrap();
+        let mut single = vec![0.0; most * rows];
+        for (x, out) in x.chunks(columns).zip(single.chunks_mut(rows)) {
+            multiplier.multiply(x, out);
+        }
+        for batch in [13, 64, 65, 100, most] {
+            let mut out = vec![f32::NAN; batch * rows];
+            multiplier.multiply(&x[..batch * columns], &mut out);
+            assert!(same(&out, &single[..batch * rows]), "{format} batch {batch}");
+        }
+        for threads in [2, 3] {
+            assert!(same(&product(&matrix, Isa::detect(), threads, &x), &single), "{format} {threads} threads");
+        }
+    }
+}
+
+#[test]
 fn agrees_with_the_oracle() {
     for format in formats() {
         for activation in activations(format) {

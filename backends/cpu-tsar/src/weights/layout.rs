@@ -68,13 +68,13 @@ impl Layout {
     }
 
     /// Where in a tile the header of a block's group is.
-    pub(super) fn header_at(&self, block: usize) -> usize {
+    pub(crate) fn header_at(&self, block: usize) -> usize {
         let group = block / self.group_blocks;
         group * (self.header + self.group_blocks * self.block_bytes)
     }
 
     /// Where in a tile the codes of a block are.
-    pub(super) fn codes_at(&self, block: usize) -> usize {
+    pub(crate) fn codes_at(&self, block: usize) -> usize {
         (block / self.group_blocks + 1) * self.header + block * self.block_bytes
     }
 }
