@@ -446,6 +446,13 @@ fn the_projection_stands_beside_what_was_published() {
 }
 
 #[test]
+fn kernels_are_for_a_device() {
+    let dir = tempfile::tempdir().unwrap();
+    let line = failure(trine().args(["kernels", "--for", "orin"]).arg(dir.path().join("kernels")), 2);
+    assert!(line.contains("kernels beforehand") || line.contains("compute capability"), "{line}");
+}
+
+#[test]
 fn completions_and_manual_are_made() {
     for shell in ["bash", "elvish", "fish", "powershell", "zsh"] {
         assert!(stdout(&["completions", shell]).contains("perplexity"), "{shell}");
@@ -464,6 +471,7 @@ fn completions_and_manual_are_made() {
         "compare",
         "tsar-model",
         "project",
+        "kernels",
         "completions",
         "man",
     ] {
@@ -475,7 +483,7 @@ fn completions_and_manual_are_made() {
     let mut names: Vec<_> =
         std::fs::read_dir(&out).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
     names.sort();
-    assert_eq!(names.len(), 15, "{names:?}");
+    assert_eq!(names.len(), 16, "{names:?}");
     assert!(names.contains(&"trine.1".to_owned()) && names.contains(&"trine-run.1".to_owned()), "{names:?}");
     assert!(pages.contains(&std::fs::read_to_string(out.join("trine-run.1")).unwrap()));
 }
