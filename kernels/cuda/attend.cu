@@ -276,8 +276,10 @@ KERNEL(attend, Attend, THREADS, (ROPE && CACHE == 0 ? 1 : ROPE || MOST > 128 || 
         wait_for_predecessor();
     }
     task.row = blockIdx.z;
-    StepRow step = args.step[task.row];
-    task.position = step.position;
+    // With ROPE this comes before the wait: see copy.cu. Past the nearest cache, which may hold the last step's.
+    const StepRow* step = args.step + task.row;
+    unsigned sequence = __ldcg(&step->sequence);
+    task.position = __ldcg(&step->position);
     task.chunk = blockIdx.x;
     task.chunks = task.position / CHUNK + 1;
     if (task.chunk >= task.chunks) return;
@@ -285,7 +287,7 @@ KERNEL(attend, Attend, THREADS, (ROPE && CACHE == 0 ? 1 : ROPE || MOST > 128 || 
     unsigned skipped = blockIdx.y % batches * HEADS;
     task.heads = QUERIES ? QUERIES : min(group - skipped, (unsigned)HEADS);
     task.first_head = task.kv_head * group + skipped;
-    size_t vectors = vector_at(step.sequence, task.kv_head, args.kv_heads, 0, args.context), at = vectors + task.chunk * CHUNK;
+    size_t vectors = vector_at(sequence, task.kv_head, args.kv_heads, 0, args.context), at = vectors + task.chunk * CHUNK;
     task.keys = args.keys + at * vector_bytes(dim);
     task.values = args.values + at * vector_bytes(dim);
     task.key_scales = args.key_scales + at;
