@@ -127,18 +127,10 @@ fn int4_rows<E: Send>(
     group: Group,
     read_row: impl Fn(usize, &mut [f32]) -> Result<(), E> + Sync,
 ) -> Result<Codes<'static>, E> {
-    let (width, groups, row_bytes) = (group.columns(columns), group.count(columns), Int4::row_bytes(columns));
-    let mut codes = vec![0u8; rows * row_bytes];
-    let mut scales = vec![f16::ZERO; rows * groups];
-    let fields = (&mut codes[..], &mut scales[..], &mut vec![(); rows][..]);
-    let scratch = || (vec![0.0; columns], vec![0u8; columns]);
-    fill_rows(rows, columns, fields, scratch, |(floats, raw), row, codes, scales, _| {
-        read_row(row, floats)?;
-        int4_row(floats, width, raw, scales);
-        let wrong = int4::pack_row(raw, codes);
-        debug_assert_eq!(wrong, None);
-        Ok(())
-    })?;
+    let symmetric = |floats: &[f32], raw: &mut [u8], scales: &mut [f16], _: &mut [()]| {
+        int4_row(floats, group.columns(columns), raw, scales);
+    };
+    let (codes, scales) = int4_parts([rows, columns], group, &mut vec![(); rows], read_row, symmetric)?;
     Ok(Codes::Int4(Int4::new(group, codes, scales, Zero::Symmetric)))
 }
 
@@ -148,19 +140,34 @@ fn int4_min_rows<E: Send>(
     group: Group,
     read_row: impl Fn(usize, &mut [f32]) -> Result<(), E> + Sync,
 ) -> Result<Codes<'static>, E> {
-    let (width, groups, row_bytes) = (group.columns(columns), group.count(columns), Int4::row_bytes(columns));
-    let mut codes = vec![0u8; rows * row_bytes];
-    let (mut scales, mut minima) = (vec![f16::ZERO; rows * groups], vec![f16::ZERO; rows * groups]);
-    let fields = (&mut codes[..], &mut scales[..], &mut minima[..]);
+    let mut minima = vec![f16::ZERO; rows * group.count(columns)];
+    let with_minima = |floats: &[f32], raw: &mut [u8], scales: &mut [f16], minima: &mut [f16]| {
+        int4_min_row(floats, group.columns(columns), raw, scales, minima);
+    };
+    let (codes, scales) = int4_parts([rows, columns], group, &mut minima, read_row, with_minima)?;
+    Ok(Codes::Int4(Int4::new(group, codes, scales, Zero::Min(minima.into()))))
+}
+
+/// The packed codes and the scales of rows that `quantize` makes codes, scales and `zeros` of.
+fn int4_parts<Z: Send, E: Send>(
+    [rows, columns]: [usize; 2],
+    group: Group,
+    zeros: &mut [Z],
+    read_row: impl Fn(usize, &mut [f32]) -> Result<(), E> + Sync,
+    quantize: impl Fn(&[f32], &mut [u8], &mut [f16], &mut [Z]) + Sync + Send,
+) -> Result<(Vec<u8>, Vec<f16>), E> {
+    let mut codes = vec![0u8; rows * Int4::row_bytes(columns)];
+    let mut scales = vec![f16::ZERO; rows * group.count(columns)];
+    let fields = (&mut codes[..], &mut scales[..], zeros);
     let scratch = || (vec![0.0; columns], vec![0u8; columns]);
-    fill_rows(rows, columns, fields, scratch, |(floats, raw), row, codes, scales, minima| {
+    fill_rows(rows, columns, fields, scratch, |(floats, raw), row, codes, scales, zeros| {
         read_row(row, floats)?;
-        int4_min_row(floats, width, raw, scales, minima);
+        quantize(floats, raw, scales, zeros);
         let wrong = int4::pack_row(raw, codes);
         debug_assert_eq!(wrong, None);
         Ok(())
     })?;
-    Ok(Codes::Int4(Int4::new(group, codes, scales, Zero::Min(minima.into()))))
+    Ok((codes, scales))
 }
 
 /// INT8 codes and scales of one row whose groups have `width` columns.
