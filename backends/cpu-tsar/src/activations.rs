@@ -5,7 +5,7 @@ use trine_backend::activation::{self, BLOCK};
 use trine_backend::{Activation, Error, Result};
 
 use crate::isa::Isa;
-use crate::kernels::{self, Workspace};
+use crate::kernels::{self, Workspaces};
 use crate::pool::{DisjointMut, Pool, chunk};
 
 /// 32 codes of i8, four to a dword, the first in memory first: what a kernel broadcasts.
@@ -27,8 +27,8 @@ pub(crate) struct Scratch {
     centres: Vec<i32>,
     /// `[rows]`: sums of the codes.
     totals: Vec<i32>,
-    /// For each worker, what a product of many tokens works in.
-    rooms: Vec<Workspace>,
+    /// What a product of many tokens works in.
+    rooms: Workspaces,
 }
 
 impl Scratch {
@@ -48,7 +48,7 @@ impl Scratch {
     }
 
     /// Quantises `x` `[rows, columns]` as `activation` says; under [`Activation::Float`] the tokens have
-    /// their floats alone. Beside the tokens come the workers' rooms.
+    /// their floats alone. Beside the tokens comes what products work in.
     ///
     /// # Panics
     /// If the rows were not reserved and there is no memory for them now.
@@ -59,7 +59,7 @@ impl Scratch {
         activation: Activation,
         x: &'a [f32],
         columns: usize,
-    ) -> (Tokens<'a>, &'a mut Vec<Workspace>) {
+    ) -> (Tokens<'a>, &'a mut Workspaces) {
         let (rows, blocks) = (x.len() / columns, columns.div_ceil(BLOCK));
         if activation == Activation::Float {
             let none = Tokens { x, columns, blocks, codes: &[], scales: &[], sums: &[], centres: &[], totals: &[] };
@@ -141,6 +141,11 @@ impl<'a> Tokens<'a> {
     /// Number of tokens.
     pub(crate) fn len(&self) -> usize {
         self.x.len() / self.columns
+    }
+
+    /// Blocks of each token's activations.
+    pub(crate) fn blocks(&self) -> usize {
+        self.blocks
     }
 
     /// `count` tokens from the one at `first`.

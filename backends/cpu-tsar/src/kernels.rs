@@ -47,6 +47,9 @@ pub(crate) struct Job<'a> {
     /// first tokens that go past some tiles find them in memory.
     #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))] // Elsewhere the CPU looks ahead by itself.
     pub(crate) ahead: Option<NonZero<usize>>,
+    /// `[half block]`: the activations of its tokens as its sweep turns them; none where that takes them as they are.
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))] // Where no sweep is written yet.
+    pub(crate) halves: &'a [HalfBlock],
 }
 
 impl<'a> Job<'a> {
@@ -75,6 +78,8 @@ pub(crate) enum Run {
 /// A product in two halves, so that its outputs can go to their places while they are in the L1 cache.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sweep {
+    /// Turns a block of up to [`LANES`] tokens' activations, if it works on turned ones: once for all of a product's parts.
+    pub(crate) turn: Option<fn(&Tokens<'_>, usize, &mut [HalfBlock; 2])>,
     /// Leaves the sums of all tiles and tokens in the workspace.
     pub(crate) sums: fn(&Job<'_>, &mut Workspace),
     /// Of these sums the outputs `[tile][token]` of as many tiles as there is room for, from this tile and this token on,
@@ -109,6 +114,25 @@ pub(crate) struct Lanes(pub(crate) [[i16; 16]; LANES / 16]);
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C, align(64))]
 pub(crate) struct Wide(pub(crate) [[i32; 8]; LANES / 8]);
+
+/// Half a block of activations with a lane for each token of a sweep: what look-up tables are the sums of.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C, align(64))]
+pub(crate) struct HalfBlock {
+    /// The codes of 16 columns; those of tokens that there are not are 0.
+    pub(crate) columns: [[[i8; 16]; LANES / 16]; 16],
+    /// Σ|a| of each token.
+    pub(crate) magnitudes: Lanes,
+}
+
+/// What products of many tokens work in; grown by the first large step, and not after.
+#[derive(Debug, Default)]
+pub(crate) struct Workspaces {
+    /// For each worker.
+    pub(crate) workers: Vec<Workspace>,
+    /// `[group of tokens][half block]`: activations as a sweep turned them.
+    pub(crate) halves: Vec<HalfBlock>,
+}
 
 /// What a worker's sweeps work in.
 #[derive(Debug, Default)]
@@ -285,7 +309,8 @@ mod tests {
                 KernelInfo { name, isa, family, tiles: 1, tokens, cycles, reason, run }
             }
             const NONE: Run = Run::Tiles(|_, _| {});
-            const RUN: Run = Run::Sweep(Sweep { sums: |_, _| {}, outputs: |_, _, _, _| {}, step: 16, setup: 0.0 });
+            const RUN: Run =
+                Run::Sweep(Sweep { turn: None, sums: |_, _| {}, outputs: |_, _, _, _| {}, step: 16, setup: 0.0 });
             [kernel(16, 4.0, RUN), kernel(4, 9.0, NONE), kernel(1, 11.0, NONE)]
         };
         let swept = |tokens| sweep_for(&TABLE, tokens).map_or(0, |(_, swept)| swept);
@@ -299,7 +324,7 @@ mod tests {
 
     #[test]
     fn sweeps_cost_more_with_few_tokens() {
-        let run = Run::Sweep(Sweep { sums: |_, _| {}, outputs: |_, _, _, _| {}, step: 4, setup: 16.0 });
+        let run = Run::Sweep(Sweep { turn: None, sums: |_, _| {}, outputs: |_, _, _, _| {}, step: 4, setup: 16.0 });
         let (name, reason, isa, family) = ("", "", Isa::Plain, Family::Int4);
         let sweep = KernelInfo { name, isa, family, tiles: 1, tokens: 64, cycles: 8.0, reason, run };
         // 7.75 cycles for each of the tokens that are computed, and 16 for each sweep.

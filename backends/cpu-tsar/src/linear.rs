@@ -9,7 +9,9 @@ use trine_backend::{Activation, HostMatrix, Result};
 
 use crate::activations::{Scratch, Tokens};
 use crate::isa::Isa;
-use crate::kernels::{Job, KernelInfo, Kernels, LANES, MAX_OUTPUTS, Outputs, Run, Selection, Workspace};
+use crate::kernels::{
+    HalfBlock, Job, KernelInfo, Kernels, LANES, MAX_OUTPUTS, Outputs, Run, Selection, Sweep, Workspace, Workspaces,
+};
 use crate::pool::{DisjointMut, Parts, Pool, chunk};
 use crate::weights::{TILE, Weight};
 
@@ -57,16 +59,19 @@ pub(crate) fn linear(
     if let (Some(variant), Some(layout)) = (kernels.published(), weight.published()) {
         return published::linear(pool, variant, weight, layout, tokens, rooms, out);
     }
-    let product = Product { weight, kernels, tokens, out: DisjointMut::new(out) };
-    let (tiles, workers) = (weight.rows().div_ceil(TILE), pool.threads());
-    let sweep = kernels.sweep(rows);
+    let workers = if rows * weight.tiles().len() >= FORK { pool.threads() } else { 1 };
+    let (tiles, sweep) = (weight.rows().div_ceil(TILE), kernels.sweep(rows));
     let swept = sweep.map_or(0, |(_, swept)| swept);
+    let Workspaces { workers: rooms, halves } = rooms;
     if sweep.is_some() && rooms.len() < workers {
-        // By the first large step, and not after.
         rooms.resize_with(workers, Workspace::default);
     }
+    let halves = match sweep {
+        Some((kernel, swept)) => turned(pool, workers, kernel, tokens.slice(0, swept), halves),
+        None => &[],
+    };
     let rooms = DisjointMut::new(rooms);
-    let workers = if rows * weight.tiles().len() >= FORK { workers } else { 1 };
+    let product = Product { weight, kernels, tokens, halves, out: DisjointMut::new(out) };
     let cut = sweep.map(|(kernel, swept)| Cut::new(kernel, tiles, swept, workers));
     let parts = [
         Parts::new(cut.as_ref().map_or(0, Cut::parts)),
@@ -89,6 +94,35 @@ pub(crate) fn linear(
         }
     };
     if workers > 1 { pool.run(&work) } else { work(0) }
+}
+
+/// The activations as the sweep turns them, `[group of tokens][half block]`; nothing where it takes them as they are.
+fn turned<'a>(
+    pool: &Pool,
+    workers: usize,
+    kernel: &KernelInfo,
+    tokens: Tokens<'_>,
+    halves: &'a mut Vec<HalfBlock>,
+) -> &'a [HalfBlock] {
+    let Run::Sweep(Sweep { turn: Some(turn), .. }) = kernel.run else { return &[] };
+    let (groups, blocks) = (tokens.len().div_ceil(kernel.tokens), tokens.blocks());
+    if halves.len() < 2 * groups * blocks {
+        halves.resize_with(2 * groups * blocks, HalfBlock::default);
+    }
+    let halves = &mut halves[..2 * groups * blocks];
+    let work = |at: usize, halves: &mut [[HalfBlock; 2]]| {
+        for (at, halves) in (at..).zip(halves) {
+            let first = at / blocks * kernel.tokens;
+            turn(&tokens.slice(first, kernel.tokens.min(tokens.len() - first)), at % blocks, halves);
+        }
+    };
+    let (parts, _) = halves.as_chunks_mut();
+    if workers > 1 {
+        pool.split(parts, 1, work)
+    } else {
+        work(0, parts)
+    }
+    halves
 }
 
 /// How a sweep is cut: groups of tokens times groups of tiles.
@@ -126,6 +160,8 @@ struct Product<'a> {
     weight: &'a Weight,
     kernels: Kernels,
     tokens: Tokens<'a>,
+    /// What [`turned`] made of the tokens.
+    halves: &'a [HalfBlock],
     /// `[tokens, rows]`.
     out: DisjointMut<'a, f32>,
 }
@@ -136,7 +172,12 @@ impl Product<'_> {
         let Run::Sweep(sweep) = cut.kernel.run else { unreachable!("chosen because it is a sweep") };
         let (layout, [tiles, tokens]) = (self.weight.layout(), cut.part(part));
         let bytes = &self.weight.tiles()[tiles.start * layout.tile_bytes..tiles.end * layout.tile_bytes];
-        let job = Job { layout, tiles: bytes, tokens: self.tokens.slice(tokens.start, tokens.len()), ahead: None };
+        let halves = match sweep.turn {
+            Some(_) => &self.halves[2 * tokens.start / cut.kernel.tokens * layout.blocks..][..2 * layout.blocks],
+            None => &[],
+        };
+        let tokens_of = self.tokens.slice(tokens.start, tokens.len());
+        let job = Job { layout, tiles: bytes, tokens: tokens_of, halves, ahead: None };
         (sweep.sums)(&job, room);
         let mut outputs = [[Outputs::default(); LANES]; STORED];
         for token in (0..tokens.len()).step_by(LANES) {
@@ -203,7 +244,7 @@ impl Product<'_> {
         let outputs = &mut outputs[..kernel.tiles * kernel.tokens];
         let Run::Tiles(run) = kernel.run else { unreachable!("sweeps are not chosen for single tiles") };
         let ahead = NonZero::new(tiles.len()).filter(|_| first);
-        run(&Job { layout, tiles, tokens: self.tokens.slice(token, kernel.tokens), ahead }, outputs);
+        run(&Job { layout, tiles, tokens: self.tokens.slice(token, kernel.tokens), halves: &[], ahead }, outputs);
         for (tile, outputs) in (tile..).zip(outputs.chunks_exact(kernel.tokens)) {
             self.store(tile, token, outputs);
         }

@@ -17,8 +17,8 @@ mod unpacked;
 
 use std::arch::x86_64::{__m128i, __m256, __m256i};
 
-use super::{Family, Job, KernelInfo, LANES, Outputs, Room, Run, SWEEP, Sweep, Workspace};
-use crate::activations::CodeBlock;
+use super::{Family, HalfBlock, Job, KernelInfo, LANES, Outputs, Room, Run, SWEEP, Sweep, Workspace};
+use crate::activations::{CodeBlock, Tokens};
 use crate::isa::Isa;
 
 pub(super) use quantize::quantize;
@@ -82,6 +82,26 @@ macro_rules! kernel {
             }),
         }
     };
+}
+
+/// [`lookup::turn`] compiled with AVX2.
+fn lookup_turn(tokens: &Tokens<'_>, block: usize, halves: &mut [HalfBlock; 2]) {
+    struct Op<'a> {
+        simd: Simd,
+        tokens: &'a Tokens<'a>,
+        block: usize,
+        halves: &'a mut [HalfBlock; 2],
+    }
+    impl pulp::NullaryFnOnce for Op<'_> {
+        type Output = ();
+
+        #[inline(always)]
+        fn call(self) {
+            lookup::turn(self.simd, self.tokens, self.block, self.halves);
+        }
+    }
+    let simd = Simd::try_new().expect("the kernels are chosen for CPUs that have AVX2");
+    simd.vectorize(Op { simd, tokens, block, halves });
 }
 
 /// [`lookup::sums`] compiled with AVX2.
@@ -154,7 +174,13 @@ pub(super) static KERNELS: [KernelInfo; 23] = [
         tokens: LANES,
         cycles: 4.5,
         reason: "81 sums of four activations for 32 tokens at once; a code byte is an index, and an addition 64 multiply-adds",
-        run: Run::Sweep(Sweep { sums: lookup_sums, outputs: lookup_outputs, step: LANES, setup: 0.0 }),
+        run: Run::Sweep(Sweep {
+            turn: Some(lookup_turn),
+            sums: lookup_sums,
+            outputs: lookup_outputs,
+            step: LANES,
+            setup: 0.0,
+        }),
     },
     kernel!("avx2-ternary-2x4", Ternary, 2 x 4, 6.2, ternary::prefill::<2, 4>,
         "8 sums in registers; codes unpacked once for 4 tokens, activations broadcast once for 16 rows"),
@@ -172,7 +198,13 @@ pub(super) static KERNELS: [KernelInfo; 23] = [
         tokens: unpacked::MOST,
         cycles: 7.4,
         reason: "codes unpacked once for 64 tokens, 2 tiles x 4 tokens at a time from the L1 cache; 8 int16 sums in registers",
-        run: Run::Sweep(Sweep { sums: unpacked_sums, outputs: unpacked::outputs, step: unpacked::TOKENS, setup: 16.0 }),
+        run: Run::Sweep(Sweep {
+            turn: None,
+            sums: unpacked_sums,
+            outputs: unpacked::outputs,
+            step: unpacked::TOKENS,
+            setup: 16.0,
+        }),
     },
     kernel!("avx2-int4-2x4", Int4, 2 x 4, 9.0, int4::product::<2, 4>,
         "codes unpacked once for 4 tokens, broadcasts shared by 16 rows; 8 int16 sums in registers, the float sums in L1"),

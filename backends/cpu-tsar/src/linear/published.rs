@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::FORK;
 use crate::activations::Tokens;
 use crate::kernels::tsar::{self, Job, MOST_TILES, OUTPUTS};
-use crate::kernels::{Room, Workspace};
+use crate::kernels::{Room, Workspace, Workspaces};
 use crate::pool::{DisjointMut, Pool, chunk};
 use crate::weights::{Published, Weight};
 
@@ -16,16 +16,16 @@ pub(super) fn linear(
     weight: &Weight,
     layout: &Published,
     tokens: Tokens<'_>,
-    rooms: &mut Vec<Workspace>,
+    rooms: &mut Workspaces,
     out: &mut [f32],
 ) {
     let workers = pool.threads();
-    if rooms.len() < workers {
+    if rooms.workers.len() < workers {
         // By the first step, and not after.
-        rooms.resize_with(workers, Workspace::default);
+        rooms.workers.resize_with(workers, Workspace::default);
     }
     let product = Product { variant, weight, layout, tokens, out: DisjointMut::new(out) };
-    let rooms = DisjointMut::new(rooms);
+    let rooms = DisjointMut::new(&mut rooms.workers);
     let work = |workers: usize, worker: usize| {
         #[allow(unsafe_code)]
         // SAFETY: each worker number is given out once, so nobody else has its room.

@@ -9,12 +9,9 @@
 use std::arch::x86_64::{__m128i, __m256, __m256i};
 
 use super::{Simd, floats};
-use crate::activations::CodeBlock;
-use crate::kernels::{HALF_TABLES, Job, LANES, Lanes, Outputs, Room, TABLE, Wide};
+use crate::activations::{CodeBlock, Tokens};
+use crate::kernels::{HALF_TABLES, HalfBlock, Job, LANES, Lanes, Outputs, Room, TABLE, Wide};
 use crate::weights::TILE;
-
-/// Columns of the 16 tokens of a part, one vector each.
-type Columns = [[__m256i; 16]; LANES / 16];
 
 /// How far the int16 sums of each token can have come: Σ|a| since they were last added to the int32 ones. Only where
 /// that would pass 32,767 must they be; with activations as models have them that is once in a thousand columns,
@@ -29,23 +26,36 @@ impl Reach {
 
     /// Takes half a block in, or starts with it and says so.
     #[inline(always)]
-    fn restarts_with(&mut self, simd: Simd, columns: &Columns) -> bool {
+    fn restarts_with(&mut self, simd: Simd, half: &HalfBlock) -> bool {
         let s = simd.avx2;
         let mut beyond = simd.avx._mm256_setzero_si256();
-        let mut halves = [beyond; LANES / 16];
         for part in 0..LANES / 16 {
-            for column in 0..16 {
-                halves[part] = s._mm256_add_epi16(halves[part], s._mm256_abs_epi16(columns[part][column]));
-            }
-            self.0[part] = s._mm256_adds_epi16(self.0[part], halves[part]);
+            self.0[part] = s._mm256_adds_epi16(self.0[part], pulp::cast(half.magnitudes.0[part]));
             let end = s._mm256_cmpeq_epi16(self.0[part], simd.avx._mm256_set1_epi16(i16::MAX));
             beyond = s._mm256_or_si256(beyond, end);
         }
         let restarts = s._mm256_movemask_epi8(beyond) != 0;
         if restarts {
-            self.0 = halves;
+            self.0 = pulp::cast(half.magnitudes.0);
         }
         restarts
+    }
+}
+
+/// A block of at most [`LANES`] tokens' activations, turned so that the tokens are lanes.
+#[inline(always)]
+pub(super) fn turn(simd: Simd, tokens: &Tokens<'_>, block: usize, halves: &mut [HalfBlock; 2]) {
+    for (at, half) in halves.iter_mut().enumerate() {
+        for part in 0..LANES / 16 {
+            let mut magnitudes = simd.avx._mm256_setzero_si256();
+            let columns = columns(simd, tokens, block, at, 16 * part);
+            for column in 0..16 {
+                half.columns[column][part] = pulp::cast(columns[column]);
+                let wide = simd.avx2._mm256_cvtepi8_epi16(columns[column]);
+                magnitudes = simd.avx2._mm256_add_epi16(magnitudes, simd.avx2._mm256_abs_epi16(wide));
+            }
+            half.magnitudes.0[part] = pulp::cast(magnitudes);
+        }
     }
 }
 
@@ -59,9 +69,10 @@ pub(super) fn sums(simd: Simd, job: &Job<'_>, room: &mut Room) {
     *is_wide = false;
     for block in 0..job.layout.blocks {
         for half in 0..2 {
-            let columns = [columns(simd, job, block, half, 0), columns(simd, job, block, half, 16)];
-            build_tables(simd, &columns, tables);
-            let restarts = reach.restarts_with(simd, &columns);
+            let activations = &job.halves[2 * block + half];
+            build_tables(simd, activations, tables);
+            prefetch_half(simd, activations);
+            let restarts = reach.restarts_with(simd, activations);
             if restarts {
                 widen(simd, narrow, wide, is_wide);
             }
@@ -86,14 +97,25 @@ pub(super) fn outputs(simd: Simd, job: &Job<'_>, room: &Room, first: usize, out:
     }
 }
 
+/// Asks for the half block after this one: by the time that all tiles have gone past the tables it has come.
+#[inline(always)]
+fn prefetch_half(simd: Simd, half: &HalfBlock) {
+    for line in 0..size_of::<HalfBlock>() / 64 {
+        super::prefetch_line(simd, std::ptr::from_ref(half).wrapping_add(1).cast::<u8>().wrapping_add(64 * line));
+    }
+}
+
 /// The tables of half a block: number `i` is for byte `i` of the rows' dwords.
 #[inline(always)]
-fn build_tables(simd: Simd, columns: &Columns, tables: &mut [Lanes; HALF_TABLES]) {
+fn build_tables(simd: Simd, half: &HalfBlock, tables: &mut [Lanes; HALF_TABLES]) {
     for byte in 0..4 {
         let table = tables[byte * TABLE..].first_chunk_mut::<TABLE>().expect("there is room for all tables");
         for part in 0..LANES / 16 {
-            let columns = &columns[part];
-            build_table(simd, table, part, [columns[byte], columns[byte + 4], columns[byte + 8], columns[byte + 12]]);
+            let mut columns = [simd.avx._mm256_setzero_si256(); 4];
+            for i in 0..4 {
+                columns[i] = simd.avx2._mm256_cvtepi8_epi16(pulp::cast(half.columns[byte + 4 * i][part]));
+            }
+            build_table(simd, table, part, columns);
         }
     }
 }
@@ -129,10 +151,10 @@ fn build_table(simd: Simd, table: &mut [Lanes; TABLE], part: usize, x: [__m256i;
 
 /// The activations of 16 columns of the 16 tokens from `first` on, one lane for each; those past the last token are 0.
 #[inline(always)]
-fn columns(simd: Simd, job: &Job<'_>, block: usize, half: usize, first: usize) -> [__m256i; 16] {
+fn columns(simd: Simd, tokens: &Tokens<'_>, block: usize, half: usize, first: usize) -> [__m128i; 16] {
     let mut bytes: [__m128i; 16] = [simd.sse2._mm_setzero_si128(); 16];
-    for token in first..job.tokens.len().min(first + 16) {
-        let codes: &CodeBlock = &job.tokens.token(token).codes[block];
+    for token in first..tokens.len().min(first + 16) {
+        let codes: &CodeBlock = &tokens.token(token).codes[block];
         bytes[token - first] = pulp::cast(*codes.as_chunks::<4>().0[half].first_chunk::<4>().expect("half a block"));
     }
     // Interleaving row i with row i + 8 four times transposes 16 x 16 bytes.
@@ -143,11 +165,7 @@ fn columns(simd: Simd, job: &Job<'_>, block: usize, half: usize, first: usize) -
             bytes[2 * i + 1] = simd.sse2._mm_unpackhi_epi8(rows[i], rows[i + 8]);
         }
     }
-    let mut columns = [simd.avx._mm256_setzero_si256(); 16];
-    for i in 0..16 {
-        columns[i] = simd.avx2._mm256_cvtepi8_epi16(bytes[i]);
-    }
-    columns
+    bytes
 }
 
 /// Adds half a block to each row's int16 sums, or starts them with it.
