@@ -336,7 +336,7 @@ fn dots_of<S: Simd, C: Cell, const G: usize, const P: usize>(
         for g in 0..G {
             let query = simd.load(&query[g][i]);
             for p in 0..P {
-                sums[g][p] = simd.add(sums[g][p], simd.mul(query, here[p]));
+                sums[g][p] = simd.mul_add(query, here[p], sums[g][p]);
             }
         }
     }
@@ -396,7 +396,7 @@ fn weighted_lanes<S: Simd, C: Cell, const G: usize, const N: usize>(
         for g in 0..G {
             let weight = simd.splat(weight[g][p]);
             for n in 0..N {
-                local[g][n] = simd.add(local[g][n], simd.mul(weight, value[n]));
+                local[g][n] = simd.mul_add(weight, value[n], local[g][n]);
             }
         }
     }
