@@ -10,6 +10,7 @@ mod error;
 mod format;
 mod matrix;
 pub mod oracle;
+pub mod recorded;
 
 pub use activation::Activation;
 pub use backend::{Backend, Choice, DeviceInfo, Gate, Heads, KernelTime, KvFormat, KvShape, Limits, Row, largest};

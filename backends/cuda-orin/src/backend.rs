@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
+use trine_backend::recorded::{Plans, Shape};
 use trine_backend::{
-    Backend, Choice, DeviceInfo, Error, Format, Gate, Heads, HostMatrix, KernelTime, KvFormat, KvShape, Limits, Result,
-    Row,
+    Backend, Choice, DeviceInfo, Error, Format, HostMatrix, KernelTime, KvFormat, KvShape, Limits, Result, Row,
 };
 use trine_kernels::args::{self, StepRow};
 use trine_kernels::{Kernel, Launch as Extent};
@@ -14,14 +14,16 @@ use crate::driver::{self, Driver, Launch, Sequence, Transfer};
 use crate::explain::explain;
 use crate::kv::Cache;
 use crate::memory::{HostBytes, Memory, Piece};
-use crate::op::{Buf, Op, Shared};
+use crate::op::{Buf, Op, Ops, Shared};
 use crate::options::Options;
-use crate::plan::{Planner, Scratch, Shape, launch};
-use crate::recording::{Ops, Recording, Recordings, Tail};
+use crate::plan::{CHUNK, Planner, Scratch, launch};
+use crate::recording::{Recording, Tail};
 use crate::weights::Matrix;
 
 /// Rows of the largest step: a grid has no more blocks in one direction.
 const MOST_ROWS: usize = 65535;
+/// Plans that are kept at most: decoding at several depths, prefill chunks, and their last pieces.
+const MOST_PLANS: usize = 24;
 /// Bytes of a step's row.
 const ROW: usize = size_of::<StepRow>();
 /// Bytes that are copied to learn how fast the memory is: much more than any cache holds.
@@ -30,7 +32,7 @@ const COPIED: u64 = 512 << 20;
 /// The backend.
 pub struct CudaOrin {
     // Fields are dropped in this order: graphs before what they use, the device last.
-    recordings: Recordings,
+    recordings: Plans<Op, Recording>,
     scratch: Scratch,
     /// The step's rows, then the selected ones; on the host and on the device.
     host_rows: HostBytes,
@@ -100,15 +102,13 @@ impl CudaOrin {
     }
 
     fn run(&mut self, rows: &[Row], ops: &Arc<[Op]>, once: bool) -> Result<()> {
-        let outputs = rows.iter().filter(|row| row.output).count();
-        let longest = rows.iter().map(|row| row.position as usize + 1).max().unwrap_or(1);
-        let shape = Shape::new(rows.len(), outputs, longest);
+        let shape = Shape::new(rows, CHUNK);
         let only = rows.first().filter(|row| rows.len() == 1 && row.output).map(|row| word(row, 0));
         let made = self.made.take().is_some_and(|row| Some(row) == only);
         self.only = only;
         self.write_rows(rows)?;
         if once || self.recordings.find(ops, shape).is_none() {
-            let mut launches = vec![self.bring_rows(rows.len() + outputs)?];
+            let mut launches = vec![self.bring_rows(shape.rows + shape.outputs)?];
             let planner = Planner {
                 driver: &self.driver,
                 memory: &self.memory,
@@ -127,7 +127,7 @@ impl CudaOrin {
                 self.busy = true;
                 return Ok(());
             }
-            self.recordings.keep(Recording::new(Arc::clone(ops), shape, launches, plan.selected_rows));
+            self.recordings.keep(Arc::clone(ops), shape, Recording::new(launches, plan.selected_rows));
         }
         let Some(recording) = self.recordings.find(ops, shape) else {
             return Err(Error::Device("a recording was lost".into()));
@@ -222,12 +222,15 @@ impl Backend for CudaOrin {
     type Weight = Shared<Matrix>;
     type Kv = Shared<Cache>;
 
+    // The ops, each of which is recorded.
+    trine_backend::record_ops!(ops);
+
     fn open(options: &Options) -> Result<Self> {
         let driver = driver::open(options)?;
         let memory = Memory::new(Arc::clone(&driver), !driver.facts().emulated);
         let bytes = 2 * ROW * MOST_ROWS;
         Ok(CudaOrin {
-            recordings: Recordings::default(),
+            recordings: Plans::new(MOST_PLANS),
             scratch: Scratch::default(),
             host_rows: HostBytes::new(&driver, bytes)?,
             rows: memory.zeros("a step's rows", bytes as u64)?,
@@ -309,80 +312,6 @@ impl Backend for CudaOrin {
         self.take_step(rows, record, true)
     }
 
-    fn embed(&mut self, out: &mut Buf, table: &Shared<Matrix>) {
-        self.ops.next(
-            |op| matches!(op, Op::Embed { out: o, table: t } if o == out && t == table),
-            || Op::Embed { out: out.clone(), table: table.clone() },
-        );
-    }
-
-    fn rms_norm(&mut self, out: &mut Buf, x: &Buf, weight: &Buf, eps: f32) {
-        self.norm(out, x, None, weight, eps);
-    }
-
-    fn linear(&mut self, out: &mut Buf, x: &Buf, weight: &Shared<Matrix>) {
-        self.ops.next(
-            |op| matches!(op, Op::Linear { out: o, x: i, weight: w } if o == out && i == x && w == weight),
-            || Op::Linear { out: out.clone(), x: x.clone(), weight: weight.clone() },
-        );
-    }
-
-    fn add_bias(&mut self, x: &mut Buf, bias: &Buf) {
-        self.ops.next(
-            |op| matches!(op, Op::AddBias { x: o, bias: b } if o == x && b == bias),
-            || Op::AddBias { x: x.clone(), bias: bias.clone() },
-        );
-    }
-
-    fn add(&mut self, x: &mut Buf, y: &Buf) {
-        self.ops.next(
-            |op| matches!(op, Op::Add { x: o, y: i } if o == x && i == y),
-            || Op::Add { x: x.clone(), y: y.clone() },
-        );
-    }
-
-    fn head_norm(&mut self, qkv: &mut Buf, heads: Heads, query: &Buf, key: &Buf, eps: f32) {
-        let op = Op::HeadNorm { qkv: qkv.clone(), heads, query: query.clone(), key: key.clone(), eps };
-        self.ops.next(|known| *known == op, || op.clone());
-    }
-
-    fn rope(&mut self, qkv: &mut Buf, heads: Heads, table: &Buf) {
-        self.rope_and_store(qkv, heads, Some(table), None);
-    }
-
-    fn store_kv(&mut self, kv: &mut Shared<Cache>, layer: usize, qkv: &Buf, heads: Heads) {
-        self.rope_and_store(qkv, heads, None, Some((kv, layer)));
-    }
-
-    fn attend(&mut self, out: &mut Buf, qkv: &Buf, kv: &Shared<Cache>, layer: usize, heads: Heads) {
-        self.ops.next(
-            |op| {
-                matches!(op, Op::Attend { out: o, qkv: i, cache: c, layer: l, heads: h }
-                    if o == out && i == qkv && c == kv && *l == layer && *h == heads)
-            },
-            || Op::Attend { out: out.clone(), qkv: qkv.clone(), cache: kv.clone(), layer, heads },
-        );
-    }
-
-    fn gated(&mut self, out: &mut Buf, gate_up: &Buf, gate: Gate) {
-        self.ops.next(
-            |op| matches!(op, Op::Gated { out: o, gate_up: i, gate: g } if o == out && i == gate_up && *g == gate),
-            || Op::Gated { out: out.clone(), gate_up: gate_up.clone(), gate },
-        );
-    }
-
-    fn select_outputs(&mut self, out: &mut Buf, x: &Buf) {
-        self.ops.next(
-            |op| matches!(op, Op::SelectOutputs { out: o, x: i } if o == out && i == x),
-            || Op::SelectOutputs { out: out.clone(), x: x.clone() },
-        );
-    }
-
-    fn discard(&mut self, buf: &mut Buf) {
-        self.ops
-            .next(|op| matches!(op, Op::Discard { buf: known } if known == buf), || Op::Discard { buf: buf.clone() });
-    }
-
     fn read(&mut self, buf: &Buf, out: &mut [f32]) -> Result<()> {
         let bytes = 4 * out.len();
         let host = self.staging(bytes)?;
@@ -456,45 +385,9 @@ impl Backend for CudaOrin {
         };
         Ok(sequence.launches.into_iter().zip(times).map(time).collect())
     }
-
-    fn add_rms_norm(&mut self, out: &mut Buf, x: &mut Buf, y: &Buf, weight: &Buf, eps: f32) {
-        self.norm(out, x, Some(y), weight, eps);
-    }
-
-    fn rope_store_kv(&mut self, kv: &mut Shared<Cache>, layer: usize, qkv: &mut Buf, heads: Heads, table: &Buf) {
-        self.rope_and_store(qkv, heads, Some(table), Some((kv, layer)));
-    }
 }
 
 impl CudaOrin {
-    fn norm(&mut self, out: &Buf, x: &Buf, y: Option<&Buf>, weight: &Buf, eps: f32) {
-        self.ops.next(
-            |op| {
-                matches!(op, Op::RmsNorm { out: o, x: i, add, weight: w, eps: e }
-                    if o == out && i == x && add.as_ref() == y && w == weight && e.to_bits() == eps.to_bits())
-            },
-            || Op::RmsNorm { out: out.clone(), x: x.clone(), add: y.cloned(), weight: weight.clone(), eps },
-        );
-    }
-
-    fn rope_and_store(&mut self, qkv: &Buf, heads: Heads, rope: Option<&Buf>, store: Option<(&Shared<Cache>, usize)>) {
-        self.ops.next(
-            |op| {
-                matches!(op, Op::RopeStoreKv { qkv: o, heads: h, table, cache }
-                    if o == qkv
-                        && *h == heads
-                        && table.as_ref() == rope
-                        && cache.as_ref().map(|(cache, layer)| (cache, *layer)) == store)
-            },
-            || Op::RopeStoreKv {
-                qkv: qkv.clone(),
-                heads,
-                table: rope.cloned(),
-                cache: store.map(|(cache, layer)| (cache.clone(), layer)),
-            },
-        );
-    }
-
     fn take_step(&mut self, rows: &[Row], record: impl FnOnce(&mut Self), once: bool) -> Result<()> {
         if rows.is_empty() || rows.len() > MOST_ROWS {
             return Err(Error::Invalid(format!("a step has 1 to {MOST_ROWS} rows, not {}", rows.len())));

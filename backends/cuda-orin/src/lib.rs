@@ -24,6 +24,5 @@ mod tests;
 pub use backend::CudaOrin;
 pub use buffers::Buffer;
 pub use kv::Cache;
-pub use op::Shared;
 pub use options::{Elsewhere, Options, RowsPerThread};
 pub use weights::Matrix;

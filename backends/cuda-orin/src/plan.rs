@@ -6,6 +6,7 @@
 
 use std::sync::Arc;
 
+use trine_backend::recorded::Shape;
 use trine_backend::{Activation, Gate, Heads, KvFormat, Result};
 use trine_kernels::args::{self, Args};
 use trine_kernels::{Epilogue, Gemv, Kernel, Launch as Extent, Quantize, TOKENS};
@@ -19,7 +20,7 @@ use crate::options::RowsPerThread;
 use crate::weights::Matrix;
 
 /// Positions of a chunk of attention.
-const CHUNK: usize = 64;
+pub(crate) const CHUNK: usize = 64;
 /// Bytes of attention's partial sums: the rows of a larger step are taken a part at a time.
 const PARTIALS: u64 = 64 << 20;
 
@@ -32,22 +33,6 @@ const MANY_ROWS: usize = 65536;
 const LONG_SEGMENT: usize = 16;
 /// Columns of a head from which on attention has a kernel that is made for them.
 const WORTH_A_HEAD: usize = 64;
-
-/// What a plan depends on beside the ops.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Shape {
-    /// Rows of the step, and rows that `select_outputs` keeps.
-    pub(crate) rows: usize,
-    pub(crate) outputs: usize,
-    /// Chunks of attention that the longest sequence may need, a power of two.
-    pub(crate) chunks: usize,
-}
-
-impl Shape {
-    pub(crate) fn new(rows: usize, outputs: usize, longest: usize) -> Shape {
-        Shape { rows, outputs, chunks: longest.div_ceil(CHUNK).next_power_of_two() }
-    }
-}
 
 /// Memory that launches share for what lives no longer than they do.
 #[derive(Default)]

@@ -1,21 +1,27 @@
 //! The [`Backend`] trait on a GPU.
 
-use trine_backend::{Backend, DeviceInfo, Error, Gate, Heads, HostMatrix, KvFormat, KvShape, Limits, Result, Row};
+use std::sync::Arc;
+
+use trine_backend::recorded::{Plans, Shape};
+use trine_backend::{Backend, DeviceInfo, Error, HostMatrix, KvFormat, KvShape, Limits, Result, Row};
 use trine_shaders::Shader;
 
 use crate::adapters::Options;
 use crate::buffers::Buffer;
 use crate::device::Device;
 use crate::kv::Cache;
-use crate::op::{Buf, Op, Shared};
+use crate::op::{Buf, Op, Ops, Shared};
 use crate::pipelines::Pipelines;
-use crate::plan::{Planner, Shape};
+use crate::plan::{CHUNK, Planner};
 use crate::profile::{OpTime, Profile};
-use crate::recording::{Copy, Recording, Recordings};
+use crate::recording::{Copy, Recording};
 use crate::weights::Matrix;
 
 /// Rows of the largest step: a dispatch has no more workgroups in one direction.
 const MOST_ROWS: usize = 65535;
+
+/// Plans that are kept at most: decoding, prefill chunks, and their last pieces.
+const MOST_PLANS: usize = 16;
 
 /// Bytes that are copied to learn how fast the memory is.
 const COPIED: u64 = 256 << 20;
@@ -24,7 +30,7 @@ const COPIED: u64 = 256 << 20;
 pub struct Wgpu {
     device: Device,
     pipelines: Pipelines,
-    recordings: Recordings,
+    recordings: Plans<Op, Recording>,
     profile: Option<Profile>,
     /// The step's rows and the selected ones, as `batch.wgsl` lays them out.
     batches: [wgpu::Buffer; 2],
@@ -34,7 +40,7 @@ pub struct Wgpu {
     /// What the last step has copied there by itself.
     copied: Option<Copy>,
     /// The ops of the step that is being recorded.
-    ops: Vec<Op>,
+    ops: Ops,
 }
 
 impl Wgpu {
@@ -97,7 +103,7 @@ impl Wgpu {
         }
     }
 
-    fn run(&mut self, ops: &[Op], shape: Shape) -> Result<()> {
+    fn run(&mut self, ops: &Arc<[Op]>, shape: Shape) -> Result<()> {
         if self.recordings.find(ops, shape).is_none() {
             let sums = self.chunk_sums.clone();
             let planner = Planner::new(&self.device, &mut self.pipelines, &self.batches, &mut self.chunk_sums, shape);
@@ -108,7 +114,7 @@ impl Wgpu {
                 self.recordings.forget();
                 self.pipelines.forget_groups();
             }
-            self.recordings.keep(Recording::new(ops.to_vec(), shape, dispatches));
+            self.recordings.keep(Arc::clone(ops), shape, Recording::new(dispatches));
         }
         let Some(recording) = self.recordings.find(ops, shape) else {
             return Err(Error::Device("a recording was lost".into()));
@@ -135,6 +141,9 @@ impl Backend for Wgpu {
     type Weight = Shared<Matrix>;
     type Kv = Shared<Cache>;
 
+    // The ops, each of which is recorded.
+    trine_backend::record_ops!(ops);
+
     fn open(options: &Options) -> Result<Self> {
         let device = Device::open(options)?;
         let bytes = 16 * (MOST_ROWS as u64 + 1);
@@ -144,12 +153,12 @@ impl Backend for Wgpu {
             profile: Profile::new(&device)?,
             device,
             pipelines: Pipelines::default(),
-            recordings: Recordings::default(),
+            recordings: Plans::new(MOST_PLANS),
             batches,
             chunk_sums: None,
             staging: None,
             copied: None,
-            ops: Vec::new(),
+            ops: Ops::default(),
         })
     }
 
@@ -203,62 +212,11 @@ impl Backend for Wgpu {
         }
         self.device.check()?;
         self.copied = None;
-        self.ops.clear();
+        self.ops.begin();
         record(self);
-        let ops = std::mem::take(&mut self.ops);
-        let outputs = rows.iter().filter(|row| row.output).count();
-        let longest = rows.iter().map(|row| row.position as usize + 1).max().unwrap_or(1);
+        let ops = self.ops.end();
         self.send_rows(rows);
-        let result = self.run(&ops, Shape::new(rows.len(), outputs, longest));
-        self.ops = ops;
-        result
-    }
-
-    fn embed(&mut self, out: &mut Buf, table: &Shared<Matrix>) {
-        self.ops.push(Op::Embed { out: out.clone(), table: table.clone() });
-    }
-
-    fn rms_norm(&mut self, out: &mut Buf, x: &Buf, weight: &Buf, eps: f32) {
-        let (out, x, weight) = (out.clone(), x.clone(), weight.clone());
-        self.ops.push(Op::RmsNorm { out, x, add: None, weight, eps });
-    }
-
-    fn linear(&mut self, out: &mut Buf, x: &Buf, weight: &Shared<Matrix>) {
-        self.ops.push(Op::Linear { out: out.clone(), x: x.clone(), weight: weight.clone() });
-    }
-
-    fn add_bias(&mut self, x: &mut Buf, bias: &Buf) {
-        self.ops.push(Op::AddBias { x: x.clone(), bias: bias.clone() });
-    }
-
-    fn add(&mut self, x: &mut Buf, y: &Buf) {
-        self.ops.push(Op::Add { x: x.clone(), y: y.clone() });
-    }
-
-    fn head_norm(&mut self, qkv: &mut Buf, heads: Heads, query: &Buf, key: &Buf, eps: f32) {
-        let (qkv, query, key) = (qkv.clone(), query.clone(), key.clone());
-        self.ops.push(Op::HeadNorm { qkv, heads, query, key, eps });
-    }
-
-    fn rope(&mut self, qkv: &mut Buf, heads: Heads, table: &Buf) {
-        self.ops.push(Op::RopeStoreKv { qkv: qkv.clone(), heads, table: Some(table.clone()), cache: None });
-    }
-
-    fn store_kv(&mut self, kv: &mut Shared<Cache>, layer: usize, qkv: &Buf, heads: Heads) {
-        let cache = Some((kv.clone(), layer));
-        self.ops.push(Op::RopeStoreKv { qkv: qkv.clone(), heads, table: None, cache });
-    }
-
-    fn attend(&mut self, out: &mut Buf, qkv: &Buf, kv: &Shared<Cache>, layer: usize, heads: Heads) {
-        self.ops.push(Op::Attend { out: out.clone(), qkv: qkv.clone(), cache: kv.clone(), layer, heads });
-    }
-
-    fn gated(&mut self, out: &mut Buf, gate_up: &Buf, gate: Gate) {
-        self.ops.push(Op::Gated { out: out.clone(), gate_up: gate_up.clone(), gate });
-    }
-
-    fn select_outputs(&mut self, out: &mut Buf, x: &Buf) {
-        self.ops.push(Op::SelectOutputs { out: out.clone(), x: x.clone() });
+        self.run(&ops, Shape::new(rows, CHUNK))
     }
 
     fn read(&mut self, buf: &Buf, out: &mut [f32]) -> Result<()> {
@@ -287,15 +245,5 @@ impl Backend for Wgpu {
             return Ok(None);
         }
         Ok(Some(Limits { copy_bandwidth: self.copy_bandwidth(COPIED)? }))
-    }
-
-    fn add_rms_norm(&mut self, out: &mut Buf, x: &mut Buf, y: &Buf, weight: &Buf, eps: f32) {
-        let (out, x, add, weight) = (out.clone(), x.clone(), Some(y.clone()), weight.clone());
-        self.ops.push(Op::RmsNorm { out, x, add, weight, eps });
-    }
-
-    fn rope_store_kv(&mut self, kv: &mut Shared<Cache>, layer: usize, qkv: &mut Buf, heads: Heads, table: &Buf) {
-        let cache = Some((kv.clone(), layer));
-        self.ops.push(Op::RopeStoreKv { qkv: qkv.clone(), heads, table: Some(table.clone()), cache });
     }
 }

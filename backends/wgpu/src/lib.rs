@@ -25,6 +25,5 @@ pub use adapters::{AdapterFacts, Options, adapters};
 pub use backend::Wgpu;
 pub use buffers::Buffer;
 pub use kv::Cache;
-pub use op::Shared;
 pub use profile::OpTime;
 pub use weights::Matrix;

@@ -4,6 +4,7 @@
 //! the product that follows; a product with the bias that is added to it; and for one row, a product with the gate of
 //! its halves, RoPE and the store of keys and values with attention. They compute what they would have computed apart.
 
+use trine_backend::recorded::{Fate, Shape, fate};
 use trine_backend::{Activation, Error, Format, Gate, Group, Heads, Result, ZeroKind};
 use trine_shaders::{Codes, Reduce, Shader, Tokens, Width};
 
@@ -15,7 +16,7 @@ use crate::pipelines::{Dispatch, Pipelines, Variant};
 use crate::weights::{Matrix, Part};
 
 /// Positions of a chunk of attention, as in `softmax.wgsl`.
-const CHUNK: usize = 64;
+pub(crate) const CHUNK: usize = 64;
 /// Up to so many chunks, one workgroup takes them all: the join of a split is a dispatch of its own.
 const MOST_SERIAL_CHUNKS: usize = 4;
 /// Up to so many rows, attention splits the context over workgroups.
@@ -28,22 +29,6 @@ const MOST_LONE_HEADS: usize = 256;
 const MOST_FEW_ROWS: usize = 16;
 /// Rows and tokens of a tile of `linear_tiled.wgsl`.
 const TILED: usize = 64;
-
-/// What a plan depends on beside the ops.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Shape {
-    /// Rows of the step, and rows that `select_outputs` keeps.
-    pub(crate) rows: usize,
-    pub(crate) outputs: usize,
-    /// Chunks of attention that the longest sequence may need, a power of two.
-    pub(crate) chunks: usize,
-}
-
-impl Shape {
-    pub(crate) fn new(rows: usize, outputs: usize, longest: usize) -> Shape {
-        Shape { rows, outputs, chunks: longest.div_ceil(CHUNK).next_power_of_two() }
-    }
-}
 
 /// Turns ops into dispatches, in order.
 pub(crate) struct Planner<'a> {
@@ -152,6 +137,7 @@ impl<'a> Planner<'a> {
                 self.changed(out);
                 self.selected = true;
             }
+            Op::Discard { .. } => {}
         }
         Ok(1)
     }
@@ -305,7 +291,7 @@ impl<'a> Planner<'a> {
     fn gates_alone(&self, gate_up: &Buf, weight: &Matrix, later: &[Op]) -> bool {
         let halves = weight.rows.is_multiple_of(64) && weight.parts.len() == 1;
         let fits = self.rows == 1 && codes(weight.format).is_some() && halves;
-        fits && !later.iter().find_map(|op| op.uses(gate_up)).unwrap_or(false)
+        fits && fate(gate_up, later) != Fate::Read
     }
 
     fn linear_gated(&mut self, out: &Buf, x: &Buf, weight: &Shared<Matrix>, gate: Gate, quantize: bool) -> Result<()> {
@@ -381,7 +367,7 @@ impl<'a> Planner<'a> {
         };
         let same = read == qkv && kv == cache.0 && *layer == cache.1 && *shape == heads;
         let fits = self.rows == 1 && !self.selected && heads.dim.is_multiple_of(8);
-        same && fits && !rest.iter().find_map(|op| op.uses(qkv)).unwrap_or(false)
+        same && fits && fate(qkv, rest) != Fate::Read
     }
 
     #[allow(clippy::too_many_arguments)] // They are the op's own, with what its neighbours ask for.

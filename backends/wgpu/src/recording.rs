@@ -1,14 +1,9 @@
-//! Plans that are kept, and the commands of their next run.
+//! A plan that is kept, and the commands of its next run.
 
 use trine_backend::Result;
 
 use crate::device::Device;
-use crate::op::Op;
 use crate::pipelines::Dispatch;
-use crate::plan::Shape;
-
-/// Plans that are kept at most: decoding, prefill chunks, and their last pieces.
-const MOST: usize = 16;
 
 /// What a step's result is read by.
 #[derive(Clone, Debug, PartialEq)]
@@ -26,8 +21,6 @@ impl Copy {
 
 /// A step that can be run again.
 pub(crate) struct Recording {
-    ops: Vec<Op>,
-    shape: Shape,
     pub(crate) dispatches: Vec<Dispatch>,
     /// What was read after the last run: it is likely to be read again.
     pub(crate) read: Option<Copy>,
@@ -37,8 +30,8 @@ pub(crate) struct Recording {
 }
 
 impl Recording {
-    pub(crate) fn new(ops: Vec<Op>, shape: Shape, dispatches: Vec<Dispatch>) -> Recording {
-        Recording { ops, shape, dispatches, read: None, next: None, runs: 0 }
+    pub(crate) fn new(dispatches: Vec<Dispatch>) -> Recording {
+        Recording { dispatches, read: None, next: None, runs: 0 }
     }
 
     /// Runs it and returns the copy that it made for a read. A step that comes again is likely to come once more:
@@ -70,38 +63,5 @@ impl Dispatch {
         pass.set_pipeline(&self.pipeline);
         pass.set_bind_group(0, &self.group, &[]);
         pass.dispatch_workgroups(x, y, z);
-    }
-}
-
-/// The last plans that were run, the latest last.
-#[derive(Default)]
-pub(crate) struct Recordings(Vec<Recording>);
-
-impl Recordings {
-    /// The recording of these ops, if there is one.
-    pub(crate) fn find(&mut self, ops: &[Op], shape: Shape) -> Option<&mut Recording> {
-        let at = self.0.iter().rposition(|kept| kept.shape == shape && kept.ops == ops)?;
-        let found = self.0.remove(at);
-        self.0.push(found);
-        self.0.last_mut()
-    }
-
-    /// Keeps a new one, and lets go of the one that was used the longest ago.
-    pub(crate) fn keep(&mut self, recording: Recording) -> &mut Recording {
-        if self.0.len() == MOST {
-            self.0.remove(0);
-        }
-        self.0.push(recording);
-        let last = self.0.len() - 1;
-        &mut self.0[last]
-    }
-
-    /// The one that was run last.
-    pub(crate) fn latest(&mut self) -> Option<&mut Recording> {
-        self.0.last_mut()
-    }
-
-    pub(crate) fn forget(&mut self) {
-        self.0.clear();
     }
 }

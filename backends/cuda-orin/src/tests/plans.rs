@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use half::f16;
+use trine_backend::recorded::Shape;
 use trine_backend::{Codes, Format, Gate, Group, Heads, HostMatrix, Int4, KvFormat, KvShape, Zero, ZeroKind};
 
 use super::nowhere::{MEMORY, Nowhere};
@@ -13,7 +14,7 @@ use crate::kv::Cache;
 use crate::memory::Memory;
 use crate::op::{Buf, Op, Shared, is_needed};
 use crate::options::RowsPerThread;
-use crate::plan::{Planner, Scratch, Shape, tile_of_many};
+use crate::plan::{Planner, Scratch, tile_of_many};
 use crate::weights::Matrix;
 
 const HIDDEN: usize = 64;
@@ -119,7 +120,7 @@ impl Steps {
             memory: &self.memory,
             scratch: &mut scratch,
             steps: [0, 256],
-            shape: Shape::new(rows, 1, 10),
+            shape: Shape { rows, outputs: 1, chunks: 1 },
             rows_per_thread: None,
         };
         let launches = planner.plan(ops).unwrap().launches;
