@@ -11,6 +11,7 @@ mod format;
 mod matrix;
 pub mod oracle;
 pub mod recorded;
+pub mod shape_bench;
 
 pub use activation::Activation;
 pub use backend::{Backend, Choice, DeviceInfo, Gate, Heads, KernelTime, KvFormat, KvShape, Limits, Row, largest};
