@@ -287,11 +287,11 @@ impl<'a> Planner<'a> {
         Ok(())
     }
 
-    /// Whether a product can apply the gate to its rows itself: for a step of one row, if nothing else reads them.
+    /// Whether a product can apply the gate to its rows itself: for a step of one row, if nobody can look at them.
     fn gates_alone(&self, gate_up: &Buf, weight: &Matrix, later: &[Op]) -> bool {
         let halves = weight.rows.is_multiple_of(64) && weight.parts.len() == 1;
         let fits = self.rows == 1 && codes(weight.format).is_some() && halves;
-        fits && fate(gate_up, later) != Fate::Read
+        fits && fate(gate_up, later) == Fate::Lost
     }
 
     fn linear_gated(&mut self, out: &Buf, x: &Buf, weight: &Shared<Matrix>, gate: Gate, quantize: bool) -> Result<()> {
@@ -360,14 +360,14 @@ impl<'a> Planner<'a> {
     }
 
     /// Whether attention can do RoPE and the store of keys and values itself: for a step of one row, whose rotated
-    /// vectors nothing else reads.
+    /// vectors nobody can look at.
     fn rotates_alone(&self, qkv: &Buf, heads: Heads, cache: (&Shared<Cache>, usize), later: &[Op]) -> bool {
         let Some((Op::Attend { out: _, qkv: read, cache: kv, layer, heads: shape }, rest)) = later.split_first() else {
             return false;
         };
         let same = read == qkv && kv == cache.0 && *layer == cache.1 && *shape == heads;
         let fits = self.rows == 1 && !self.selected && heads.dim.is_multiple_of(8);
-        same && fits && fate(qkv, rest) != Fate::Read
+        same && fits && fate(qkv, rest) == Fate::Lost
     }
 
     #[allow(clippy::too_many_arguments)] // They are the op's own, with what its neighbours ask for.

@@ -141,6 +141,7 @@ mod limits {
                 b.linear(&mut gate_up, &x, &up);
                 b.gated(&mut gated, &gate_up, Gate::Silu);
                 b.linear(&mut out, &gated, &down);
+                b.discard(&mut gate_up);
             });
             step.unwrap();
             let (mut a, mut b) = (vec![0.0; tokens.len() * INNER], vec![0.0; tokens.len() * ROWS]);

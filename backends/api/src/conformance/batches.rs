@@ -99,7 +99,7 @@ fn rows_of_ops<B: Backend>(options: &B::Options, checker: &mut Checker) -> Resul
 }
 
 /// A feed-forward network: a product, the gate of its halves, and a product with that. A backend may take the first two
-/// together.
+/// together where the halves are discarded, and only there.
 fn rows_of_gates<B: Backend>(options: &B::Options, checker: &mut Checker) -> Result<(), Failure> {
     let mut random = Random::new(6);
     for format in DENSE.into_iter().chain(integer_formats()) {
@@ -132,7 +132,7 @@ fn rows_of_gate<B: Backend>(
         prepare(&mut backend, &matrix.expect("a combination from the list"))
     };
     let (up, down) = (matrix(2 * INNER, COLUMNS)?, matrix(COLUMNS, INNER)?);
-    let mut run = |tokens: &[u32]| -> Result<[Vec<f32>; 2], Failure> {
+    let mut run = |tokens: &[u32], kept: bool| -> Result<[Vec<f32>; 3], Failure> {
         let rows: Vec<Row> = tokens.iter().map(|&token| row(token, 0, token)).collect();
         backend
             .step(&rows, |b| {
@@ -140,17 +140,26 @@ fn rows_of_gate<B: Backend>(
                 b.linear(&mut gate_up, &x, &up);
                 b.gated(&mut gated, &gate_up, gate);
                 b.linear(&mut out, &gated, &down);
+                if !kept {
+                    b.discard(&mut gate_up);
+                }
             })
             .map_err(refused("step", format!("batch {}", tokens.len())))?;
-        Ok([read(&mut backend, &gated, tokens.len(), INNER)?, read(&mut backend, &out, tokens.len(), COLUMNS)?])
+        let mut read = |buf, columns| read(&mut backend, buf, tokens.len(), columns);
+        let halves = if kept { read(&gate_up, 2 * INNER)? } else { Vec::new() };
+        Ok([read(&gated, INNER)?, read(&out, COLUMNS)?, halves])
     };
-    let alone = (0..TOKENS).map(|token| run(&[token])).collect::<Result<Vec<_>, _>>()?;
-    for batch in [2, 9, 17] {
+    let alone = (0..TOKENS).map(|token| run(&[token], true)).collect::<Result<Vec<_>, _>>()?;
+    let ops = [("gated", INNER), ("linear", COLUMNS), ("linear", 2 * INNER)];
+    for (batch, kept) in [(1, false), (2, true), (9, true), (17, true), (17, false)] {
         let tokens: Vec<u32> = (0..batch).map(|at| (at + batch) % TOKENS).collect();
-        let got = run(&tokens)?;
-        for (at, (op, columns)) in [("gated", INNER), ("linear", COLUMNS)].into_iter().enumerate() {
+        let got = run(&tokens, kept)?;
+        for (at, (op, columns)) in ops.into_iter().enumerate().take(if kept { 3 } else { 2 }) {
             let want: Vec<f32> = tokens.iter().flat_map(|&token| alone[token as usize][at].clone()).collect();
-            let label = format!("{format}, {activation:?} activations, {gate:?}, batch {batch} against each row alone");
+            let halves = if kept { "kept" } else { "discarded" };
+            let label = format!(
+                "{format}, {activation:?} activations, {gate:?}, batch {batch} with halves {halves} against each row alone"
+            );
             checker.identical(Case { op, label: &label, columns }, &got[at], &want)?;
         }
     }
@@ -181,47 +190,64 @@ fn rows_of_attention<B: Backend>(
     let mut out = output(&mut backend, INPUTS, columns)?;
     let shape = KvShape { layers: 1, sequences: 4, context: CONTEXT, kv_heads: heads.kv, head_dim: heads.dim };
     let mut kv = backend.kv(shape, format).map_err(refused("kv", format!("{format:?} {shape:?}")))?;
-    let mut run = |rows: &[Row]| -> Result<Vec<f32>, Failure> {
+    // Where the rotated vectors are discarded a backend need not write them; where they are not it must.
+    let mut run = |rows: &[Row], kept: bool| -> Result<[Vec<f32>; 2], Failure> {
         backend
             .step(rows, |b| {
                 b.embed(&mut qkv, &table);
                 b.head_norm(&mut qkv, heads, &query_norm, &key_norm, 1e-6);
                 b.rope_store_kv(&mut kv, 0, &mut qkv, heads, &angles);
                 b.attend(&mut out, &qkv, &kv, 0, heads);
+                if !kept {
+                    b.discard(&mut qkv);
+                }
             })
             .map_err(refused("attend", format!("batch {}", rows.len())))?;
-        read(&mut backend, &out, rows.len(), columns)
+        let rotated = if kept { read(&mut backend, &qkv, rows.len(), fused)? } else { Vec::new() };
+        Ok([read(&mut backend, &out, rows.len(), columns)?, rotated])
     };
     let at = |sequence: u32, position: usize| row(position as u32, sequence, position as u32);
-    let mut alone = Vec::with_capacity(CONTEXT * columns);
+    let (mut alone, mut alone_rotated) = (Vec::with_capacity(CONTEXT * columns), Vec::with_capacity(CONTEXT * fused));
     for position in 0..CONTEXT {
-        alone.extend(run(&[at(0, position)])?);
+        let [out, rotated] = run(&[at(0, position)], true)?;
+        alone.extend(out);
+        alone_rotated.extend(rotated);
     }
-    let mut compare = |rows: &[Row], got: &[f32]| {
-        let want: Vec<f32> =
-            rows.iter().flat_map(|row| alone[row.position as usize * columns..][..columns].iter().copied()).collect();
+    let mut compare = |rows: &[Row], [got, rotated]: &[Vec<f32>; 2]| {
         let label = format!(
             "{format:?} cache, {heads:?}, batch {} from position {} against each row alone",
             rows.len(),
             rows[0].position
         );
-        checker.identical(Case { op: "attend", label: &label, columns }, got, &want)
+        for (op, columns, alone, got) in [("attend", columns, &alone, got), ("rope", fused, &alone_rotated, rotated)] {
+            let of = |row: &Row| alone[row.position as usize * columns..][..columns].iter().copied();
+            let want: Vec<f32> = rows.iter().flat_map(of).collect();
+            if !got.is_empty() {
+                checker.identical(Case { op, label: &label, columns }, got, &want)?;
+            }
+        }
+        Ok(())
     };
+    // The same cells are written once more, by what may be another kernel.
+    for position in (0..CONTEXT).step_by(9) {
+        let rows = [at(0, position)];
+        compare(&rows, &run(&rows, false)?)?;
+    }
     // Sequence 1 in chunks; sequences 2 and 3 side by side, one of them ahead.
     let mut sizes = BATCHES.into_iter().cycle();
     let mut start = 0;
     while start < CONTEXT {
         let end = CONTEXT.min(start + sizes.next().unwrap_or(1));
         let rows: Vec<Row> = (start..end).map(|position| at(1, position)).collect();
-        compare(&rows, &run(&rows)?)?;
+        compare(&rows, &run(&rows, true)?)?;
         start = end;
     }
     let ahead: Vec<Row> = (0..AHEAD).map(|position| at(3, position)).collect();
-    compare(&ahead, &run(&ahead)?)?;
+    compare(&ahead, &run(&ahead, false)?)?;
     for start in (0..CONTEXT - AHEAD).step_by(TURNS) {
         let pair = |position: usize| [at(3, position + AHEAD), at(2, position)];
         let rows: Vec<Row> = (start..start + TURNS).flat_map(pair).collect();
-        compare(&rows, &run(&rows)?)?;
+        compare(&rows, &run(&rows, (start / TURNS).is_multiple_of(2))?)?;
     }
     Ok(())
 }

@@ -43,6 +43,8 @@ found! {
     batch_dependent: BatchDependent by BATCHES in "linear";
     batch_dependent_models: BatchDependent by MODELS in "model";
     remembers_batches: RemembersBatches by BATCHES in "linear";
+    loses_halves: LosesHalves by BATCHES in "linear";
+    loses_rotated: LosesRotated by BATCHES in "rope";
     accumulates: Accumulates by INTEGERS in "linear";
     one_row_too_many: OneRowTooMany by INTEGERS in "linear";
     interleaved_rope: InterleavedRope by FLOATS in "rope";

@@ -84,6 +84,10 @@ pub(crate) enum Fault {
     ForgetsSelection,
     /// `add_rms_norm` leaves `x` as it was.
     FusionLosesSum,
+    /// A step of one row does not write what its gate was given, as if that were discarded.
+    LosesHalves,
+    /// A step of one row does not write the vectors that attention was given, as if they were discarded.
+    LosesRotated,
 }
 
 /// Ops with the ids of their operands.
@@ -97,6 +101,8 @@ pub(crate) struct Faulty {
     rows: Vec<Row>,
     /// Whether a step had several.
     had_batches: bool,
+    /// Buffers that the last step has not written.
+    lost: Vec<usize>,
     /// Buffers, weights and caches are numbered so that recordings can be told apart.
     next_id: usize,
     /// The step that is being recorded, and the first of each number of rows and outputs.
@@ -174,6 +180,7 @@ impl Backend for Faulty {
             fault: *fault,
             rows: Vec::new(),
             had_batches: false,
+            lost: Vec::new(),
             next_id: 0,
             recording: Vec::new(),
             recorded: HashMap::new(),
@@ -208,6 +215,7 @@ impl Backend for Faulty {
         self.rows = rows.to_vec();
         self.had_batches |= rows.len() > 1;
         self.recording.clear();
+        self.lost.clear();
         self.oracle.step(rows, |_| {})?;
         record(self);
         let key = (rows.len(), rows.iter().filter(|row| row.output).count());
@@ -342,6 +350,9 @@ impl Backend for Faulty {
 
     fn attend(&mut self, out: &mut Buf, qkv: &Buf, kv: &Kv, layer: usize, heads: Heads) {
         self.log("attend", &[out.id, qkv.id, kv.id, layer]);
+        if self.fault == Fault::LosesRotated && self.rows.len() == 1 {
+            self.lost.push(qkv.id);
+        }
         let layer = if self.fault == Fault::OneLayer { 0 } else { layer };
         let mut rows = self.rows.clone();
         for row in &mut rows {
@@ -379,6 +390,9 @@ impl Backend for Faulty {
 
     fn gated(&mut self, out: &mut Buf, gate_up: &Buf, gate: Gate) {
         self.log("gated", &[out.id, gate_up.id]);
+        if self.fault == Fault::LosesHalves && self.rows.len() == 1 {
+            self.lost.push(gate_up.id);
+        }
         self.oracle.gated(&mut out.inner, &gate_up.inner, gate);
         let input = self.host(gate_up);
         let (fault, width) = (self.fault, out.columns);
@@ -412,7 +426,11 @@ impl Backend for Faulty {
     }
 
     fn read(&mut self, buf: &Buf, out: &mut [f32]) -> Result<()> {
-        self.oracle.read(&buf.inner, out)
+        self.oracle.read(&buf.inner, out)?;
+        if self.lost.contains(&buf.id) {
+            out.fill(0.5);
+        }
+        Ok(())
     }
 
     fn add_rms_norm(&mut self, out: &mut Buf, x: &mut Buf, y: &Buf, weight: &Buf, eps: f32) {
