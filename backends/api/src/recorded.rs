@@ -11,7 +11,7 @@ mod plans;
 use std::ops::Deref;
 use std::sync::Arc;
 
-pub use op::{Fate, Op, fate};
+pub use op::{Op, is_needed};
 pub use ops::Ops;
 pub use plans::{Plans, Shape};
 

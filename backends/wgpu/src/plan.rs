@@ -4,7 +4,7 @@
 //! the product that follows; a product with the bias that is added to it; and for one row, a product with the gate of
 //! its halves, RoPE and the store of keys and values with attention. They compute what they would have computed apart.
 
-use trine_backend::recorded::{Fate, Shape, fate};
+use trine_backend::recorded::{Shape, is_needed};
 use trine_backend::{Activation, Error, Format, Gate, Group, Heads, Result, ZeroKind};
 use trine_shaders::{Codes, Reduce, Shader, Tokens, Width};
 
@@ -291,7 +291,7 @@ impl<'a> Planner<'a> {
     fn gates_alone(&self, gate_up: &Buf, weight: &Matrix, later: &[Op]) -> bool {
         let halves = weight.rows.is_multiple_of(64) && weight.parts.len() == 1;
         let fits = self.rows == 1 && codes(weight.format).is_some() && halves;
-        fits && fate(gate_up, later) == Fate::Lost
+        fits && !is_needed(gate_up, later)
     }
 
     fn linear_gated(&mut self, out: &Buf, x: &Buf, weight: &Shared<Matrix>, gate: Gate, quantize: bool) -> Result<()> {
@@ -367,7 +367,7 @@ impl<'a> Planner<'a> {
         };
         let same = read == qkv && kv == cache.0 && *layer == cache.1 && *shape == heads;
         let fits = self.rows == 1 && !self.selected && heads.dim.is_multiple_of(8);
-        same && fits && fate(qkv, rest) == Fate::Lost
+        same && fits && !is_needed(qkv, rest)
     }
 
     #[allow(clippy::too_many_arguments)] // They are the op's own, with what its neighbours ask for.

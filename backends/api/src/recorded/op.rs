@@ -1,4 +1,4 @@
-//! One op of a step, and what becomes of a buffer's values.
+//! One op of a step, and whether a buffer's values are needed.
 
 use crate::{Gate, Heads};
 
@@ -97,32 +97,22 @@ impl<Buf, Weight, Kv> Op<Buf, Weight, Kv> {
     }
 }
 
-/// What becomes of a buffer's values: see [`fate`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fate {
-    /// An op looks at them.
-    Read,
-    /// All of them are overwritten first, or discarded.
-    Lost,
-    /// They are there when the step has ended, and someone may read the buffer.
-    Left,
-}
-
-/// What the `later` ops of a step make of the values that `buf` has before them.
-pub fn fate<Buf: PartialEq, Weight, Kv>(buf: &Buf, later: &[Op<Buf, Weight, Kv>]) -> Fate {
+/// Whether the values that `buf` has before the `later` ops of a step are needed: by one of them, or by someone who reads the
+/// buffer after the step. They are not where all of them are overwritten first, or discarded.
+pub fn is_needed<Buf: PartialEq, Weight, Kv>(buf: &Buf, later: &[Op<Buf, Weight, Kv>]) -> bool {
     // After a selection ops write fewer rows.
     let mut all_rows = true;
     for op in later {
         if op.reads().contains(&buf) {
-            return Fate::Read;
+            return true;
         }
         all_rows &= !matches!(op, Op::SelectOutputs { .. });
         let overwritten = all_rows && op.overwrites() == Some(buf);
         if overwritten || matches!(op, Op::Discard { buf: discarded } if discarded == buf) {
-            return Fate::Lost;
+            return false;
         }
     }
-    Fate::Left
+    true
 }
 
 #[cfg(test)]
@@ -174,21 +164,21 @@ mod tests {
     }
 
     #[test]
-    fn values_are_read_lost_or_left() {
+    fn values_are_needed_until_they_are_lost() {
         let ops = each();
         let select = ops.iter().position(|op| matches!(op, Op::SelectOutputs { .. })).unwrap();
         // A norm adds it.
-        assert_eq!(fate(&"delta", &ops), Fate::Read);
-        assert_eq!(fate(&"qkv", &ops), Fate::Lost);
-        assert_eq!(fate(&"qkv", &ops[4..]), Fate::Read);
-        assert_eq!(fate(&"attention", &ops[9..]), Fate::Left);
+        assert!(is_needed(&"delta", &ops));
+        assert!(!is_needed(&"qkv", &ops));
+        assert!(is_needed(&"qkv", &ops[4..]));
+        assert!(is_needed(&"attention", &ops[9..]));
         // A selection reads it; after that it is discarded.
-        assert_eq!(fate(&"x", &ops[select..]), Fate::Read);
-        assert_eq!(fate(&"x", &ops[select + 1..]), Fate::Lost);
+        assert!(is_needed(&"x", &ops[select..]));
+        assert!(!is_needed(&"x", &ops[select + 1..]));
         // After a selection an op leaves the other rows as they were.
         let linear: [Named; 2] =
             [Op::SelectOutputs { out: "selected", x: "x" }, Op::Linear { out: "y", x: "selected", weight: "matrix" }];
-        assert_eq!((fate(&"y", &linear[1..]), fate(&"y", &linear)), (Fate::Lost, Fate::Left));
-        assert_eq!(fate::<_, (), ()>(&"x", &[]), Fate::Left);
+        assert!(!is_needed(&"y", &linear[1..]) && is_needed(&"y", &linear));
+        assert!(is_needed::<_, (), ()>(&"x", &[]));
     }
 }
