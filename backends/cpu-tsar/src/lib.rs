@@ -11,6 +11,7 @@ mod memory;
 mod ops;
 mod pool;
 mod pools;
+mod shares;
 mod simd;
 mod topology;
 mod weights;

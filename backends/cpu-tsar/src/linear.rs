@@ -12,7 +12,8 @@ use crate::isa::Isa;
 use crate::kernels::{
     HalfBlock, Job, KernelInfo, Kernels, LANES, MAX_OUTPUTS, Outputs, Run, Selection, Sweep, Workspace, Workspaces,
 };
-use crate::pool::{DisjointMut, Parts, Pool, chunk};
+use crate::pool::{DisjointMut, Pool, chunk};
+use crate::shares::Shares;
 use crate::weights::{TILE, Weight};
 
 /// Bytes of weights, once for each token, below which the fork costs more than it saves: the kernels go
@@ -23,12 +24,15 @@ const FORK: usize = 1 << 15;
 /// matrix go past them.
 const CACHED: usize = 128 << 10;
 
-/// Parts of a product of many tokens for each worker: they take as many as they get to.
+/// Pieces of a worker's share of a product of many tokens.
 const PARTS: usize = 4;
 
-/// Tokens from which on that pays. With fewer a worker does best with rows in one piece, which come from memory ahead of
-/// their turn, and with the same ones in each step, which may still be in its cache.
-const SHARED: usize = 16;
+/// Tokens from which on they are many: they take up more of a cache than a piece of the weights does.
+const MANY: usize = 16;
+
+/// Bytes of weights in a piece of a worker's share if the tokens are few: some microseconds, for which the others may have to
+/// wait in the end, and a hundred times what it costs to take it.
+const PIECE: usize = 16 << 10;
 
 /// Tiles below which a sweep is not cut for more parts: the tables cost as much as some 80 rows.
 const LEAST_SWEEP: usize = 64;
@@ -36,7 +40,7 @@ const LEAST_SWEEP: usize = 64;
 /// Tiles of a sweep whose outputs are stored together: 256 bytes of each token's, and 8 KB in all.
 const STORED: usize = 8;
 
-/// Tiles that a thread's share is a multiple of: what the kernels take at once.
+/// Tiles that a piece is a multiple of: what the kernels take at once.
 const SHARE: usize = 4;
 
 /// `out = W · x` for each of `rows` tokens: `x` is `[rows, columns of W]`, `out` is `[rows, rows of W]`.
@@ -62,7 +66,7 @@ pub(crate) fn linear(
     let workers = if rows * weight.tiles().len() >= FORK { pool.threads() } else { 1 };
     let (tiles, sweep) = (weight.rows().div_ceil(TILE), kernels.sweep(rows));
     let swept = sweep.map_or(0, |(_, swept)| swept);
-    let Workspaces { workers: rooms, halves } = rooms;
+    let Workspaces { workers: rooms, halves, shares: [sweeps, rest] } = rooms;
     if sweep.is_some() && rooms.len() < workers {
         rooms.resize_with(workers, Workspace::default);
     }
@@ -73,27 +77,33 @@ pub(crate) fn linear(
     let rooms = DisjointMut::new(rooms);
     let product = Product { weight, kernels, tokens, halves, out: DisjointMut::new(out) };
     let cut = sweep.map(|(kernel, swept)| Cut::new(kernel, tiles, swept, workers));
-    let parts = [
-        Parts::new(cut.as_ref().map_or(0, Cut::parts)),
-        Parts::new(if rows >= SHARED && swept < rows { PARTS * workers } else { 0 }),
-    ];
+    let piece = piece(weight.layout().tile_bytes, tiles, rows, workers);
+    let sweeps = Shares::new(sweeps, workers, cut.as_ref().map_or(0, Cut::parts));
+    let rest = Shares::new(rest, workers, if swept < rows { tiles.div_ceil(piece) } else { 0 });
     let work = |worker: usize| {
         if let Some(cut) = &cut {
             #[allow(unsafe_code)]
             // SAFETY: each worker number is given out once, so nobody else has its room.
             let room = &mut unsafe { rooms.range(worker..worker + 1) }[0];
-            while let Some(part) = parts[0].take() {
+            while let Some(part) = sweeps.take(worker) {
                 product.sweep(cut, part, room);
             }
         }
-        if rows < SHARED {
-            product.tiles(chunk(tiles, workers, worker, SHARE), swept..rows);
-        }
-        while let Some(part) = parts[1].take() {
-            product.tiles(chunk(tiles, PARTS * workers, part, SHARE), swept..rows);
+        while let Some(at) = rest.take(worker) {
+            product.tiles(at * piece..((at + 1) * piece).min(tiles), swept..rows);
         }
     };
     if workers > 1 { pool.run(&work) } else { work(0) }
+}
+
+/// Tiles in a piece of a worker's share.
+fn piece(tile_bytes: usize, tiles: usize, rows: usize, workers: usize) -> usize {
+    let piece = match rows {
+        _ if workers == 1 => tiles,
+        ..MANY => PIECE / tile_bytes,
+        _ => tiles.div_ceil(PARTS * workers),
+    };
+    piece.max(1).next_multiple_of(SHARE)
 }
 
 /// The activations as the sweep turns them, `[group of tokens][half block]`; nothing where it takes them as they are.
@@ -211,14 +221,15 @@ impl Product<'_> {
             Activation::Token | Activation::Block => self.weight.columns(),
         };
         let most = (CACHED / bytes).clamp(MAX_OUTPUTS, 128) / MAX_OUTPUTS * MAX_OUTPUTS;
+        let mut outputs = [Outputs::default(); MAX_OUTPUTS];
         for first in tokens.clone().step_by(most) {
-            self.some_tokens(tiles.clone(), first..(first + most).min(tokens.end));
+            self.some_tokens(tiles.clone(), first..(first + most).min(tokens.end), &mut outputs);
         }
     }
 
     /// Computes the rows of some tiles for tokens that fit in the cache together; a few tiles stay in the L1
     /// cache while the tokens go past them.
-    fn some_tokens(&self, tiles: Range<usize>, tokens: Range<usize>) {
+    fn some_tokens(&self, tiles: Range<usize>, tokens: Range<usize>, outputs: &mut [Outputs]) {
         for first in tiles.clone().step_by(SHARE) {
             let end = (first + SHARE).min(tiles.end);
             let mut token = tokens.start;
@@ -227,7 +238,7 @@ impl Product<'_> {
                 let mut tile = first;
                 while tile < end {
                     let kernel = self.kernels.tile(end - tile, count);
-                    self.job(kernel, tile, token, token == tokens.start);
+                    self.job(kernel, [tile, token], token == tokens.start, outputs);
                     tile += kernel.tiles;
                 }
                 token += count;
@@ -235,12 +246,11 @@ impl Product<'_> {
         }
     }
 
-    /// Runs a kernel and copies the outputs of rows that exist to their places. `first` says that no tokens went past
-    /// these tiles before.
-    fn job(&self, kernel: &KernelInfo, tile: usize, token: usize, first: bool) {
+    /// Runs a kernel from a tile and a token on, and copies the outputs of rows that exist to their places. `first` says that
+    /// no tokens went past these tiles before; `outputs` is room for them.
+    fn job(&self, kernel: &KernelInfo, [tile, token]: [usize; 2], first: bool, outputs: &mut [Outputs]) {
         let layout = self.weight.layout();
         let tiles = &self.weight.tiles()[tile * layout.tile_bytes..][..kernel.tiles * layout.tile_bytes];
-        let mut outputs = [Outputs::default(); MAX_OUTPUTS];
         let outputs = &mut outputs[..kernel.tiles * kernel.tokens];
         let Run::Tiles(run) = kernel.run else { unreachable!("sweeps are not chosen for single tiles") };
         let ahead = NonZero::new(tiles.len()).filter(|_| first);
@@ -265,9 +275,9 @@ impl Product<'_> {
 
 /// Copies the outputs of the rows that exist.
 fn put(out: &mut [f32], outputs: &Outputs) {
-    match <&mut Outputs>::try_from(&mut *out) {
-        Ok(out) => *out = *outputs, // One vector, where a copy of any length would be a call.
-        Err(_) => out.copy_from_slice(&outputs[..out.len()]),
+    match <&mut [f32; TILE]>::try_from(&mut *out) {
+        Ok(out) => *out = outputs.0, // One vector, where a copy of any length would be a call.
+        Err(_) => out.copy_from_slice(&outputs.0[..out.len()]),
     }
 }
 

@@ -60,9 +60,10 @@ struct Shared {
     panic: Mutex<Option<Box<dyn Any + Send>>>,
 }
 
+/// What is in a cache line of its own.
 #[derive(Debug, Default)]
 #[repr(align(128))] // Two lines of 64: adjacent ones are fetched together.
-struct CacheLine<T>(T);
+pub(crate) struct CacheLine<T>(pub(crate) T);
 
 impl Pool {
     /// A pool of `threads` workers, the caller included.
@@ -309,25 +310,6 @@ pub(crate) fn chunk(items: usize, workers: usize, worker: usize, multiple: usize
         ((each * worker + rest.min(worker)) * multiple).min(items)
     };
     bound(worker)..bound(worker + 1)
-}
-
-/// Parts of a task that its workers take as they get to them: on cores that others use too, equal shares do not take
-/// equal times, and who was held up takes fewer.
-pub(crate) struct Parts {
-    next: AtomicUsize,
-    count: usize,
-}
-
-impl Parts {
-    pub(crate) fn new(count: usize) -> Self {
-        Parts { next: AtomicUsize::new(0), count }
-    }
-
-    /// The next part that nobody has taken.
-    pub(crate) fn take(&self) -> Option<usize> {
-        let part = self.next.fetch_add(1, Ordering::Relaxed);
-        (part < self.count).then_some(part)
-    }
 }
 
 /// A slice that several workers may take parts of at the same time.

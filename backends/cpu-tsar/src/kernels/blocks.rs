@@ -33,7 +33,7 @@ pub(super) fn ternary<D: Dot, const T: usize>(job: &Job<'_>, out: &mut [Outputs]
         for row in 0..TILE {
             // Codes are t + 1.
             let sum = sums[t][row] - tokens[t].total;
-            out[t][row] = sum as f32 * (scales[row] * tokens[t].scales[0]);
+            out[t].0[row] = sum as f32 * (scales[row] * tokens[t].scales[0]);
         }
     }
 }
@@ -43,7 +43,7 @@ pub(super) fn ternary<D: Dot, const T: usize>(job: &Job<'_>, out: &mut [Outputs]
 pub(super) fn int4<D: Dot, const T: usize>(job: &Job<'_>, out: &mut [Outputs]) {
     let Format::Int4 { zero, .. } = job.layout.format else { unreachable!("chosen for int4 matrices") };
     let tokens: [_; T] = std::array::from_fn(|t| job.tokens.token(t));
-    out[..T].fill([0.0; TILE]);
+    out[..T].fill(Outputs::default());
     for_groups(job, |header, codes, first| {
         let scales = halves(header);
         let points: Sums = match zero {
@@ -58,9 +58,9 @@ pub(super) fn int4<D: Dot, const T: usize>(job: &Job<'_>, out: &mut [Outputs]) {
                 let (scale, total) = (tokens[t].scales[block], tokens[t].sums[block]);
                 for row in 0..TILE {
                     let sum = sums[t][row] - points[row] * total;
-                    out[t][row] += sum as f32 * (scales[row] * scale);
+                    out[t].0[row] += sum as f32 * (scales[row] * scale);
                     if zero == ZeroKind::Min {
-                        out[t][row] += total as f32 * (minima[row] * scale);
+                        out[t].0[row] += total as f32 * (minima[row] * scale);
                     }
                 }
             }
@@ -72,14 +72,14 @@ pub(super) fn int4<D: Dot, const T: usize>(job: &Job<'_>, out: &mut [Outputs]) {
 #[inline(always)]
 pub(super) fn int8<D: Dot, const T: usize>(job: &Job<'_>, out: &mut [Outputs]) {
     let tokens: [_; T] = std::array::from_fn(|t| job.tokens.token(t));
-    out[..T].fill([0.0; TILE]);
+    out[..T].fill(Outputs::default());
     for_groups(job, |header, codes, first| {
         let scales = halves(header);
         for (block, codes) in (first..).zip(codes.as_chunks().0) {
             let sums = D::int8(codes, tokens.map(|token| &token.codes[block]));
             for t in 0..T {
                 for row in 0..TILE {
-                    out[t][row] += sums[t][row] as f32 * (scales[row] * tokens[t].scales[block]);
+                    out[t].0[row] += sums[t][row] as f32 * (scales[row] * tokens[t].scales[block]);
                 }
             }
         }
@@ -100,7 +100,7 @@ fn dense_rows<const B: usize>(job: &Job<'_>, out: &mut [Outputs], weight: impl F
     let (full, rest) = job.tokens.floats(0).as_chunks::<BLOCK>();
     let rest = (!rest.is_empty()).then(|| padded(rest));
     let rows = job.tile(0).chunks_exact(job.layout.tile_bytes / TILE);
-    for (out, row) in out[0].iter_mut().zip(rows) {
+    for (out, row) in out[0].0.iter_mut().zip(rows) {
         let mut sums = [0.0; BLOCK];
         for (x, weights) in full.iter().chain(&rest).zip(row.chunks_exact(B * BLOCK)) {
             for (i, &bytes) in weights.as_chunks::<B>().0.iter().enumerate() {

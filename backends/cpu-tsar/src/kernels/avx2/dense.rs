@@ -79,7 +79,7 @@ fn rows<W: Weights<B>, const B: usize, const T: usize>(simd: Simd, job: &Job<'_>
             }
         }
         for t in 0..T {
-            out[t][row] = blocks::add_up(pulp::cast(sums[t]));
+            out[t].0[row] = blocks::add_up(pulp::cast(sums[t]));
         }
     }
 }

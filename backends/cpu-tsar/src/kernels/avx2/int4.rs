@@ -73,7 +73,7 @@ fn groups<const H: usize, const R: usize, const T: usize>(simd: Simd, job: &Job<
     }
     for r in 0..R {
         for t in 0..T {
-            out[r * T + t] = pulp::cast(sums[r][t]);
+            out[r * T + t] = Outputs(pulp::cast(sums[r][t]));
         }
     }
 }

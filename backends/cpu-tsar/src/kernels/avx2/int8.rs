@@ -53,7 +53,7 @@ pub(super) fn product<const R: usize, const T: usize>(simd: Simd, job: &Job<'_>,
     }
     for r in 0..R {
         for t in 0..T {
-            out[r * T + t] = pulp::cast(sums[r][t]);
+            out[r * T + t] = Outputs(pulp::cast(sums[r][t]));
         }
     }
 }

@@ -263,7 +263,7 @@ fn scale(
         }
         let turned = transpose(simd, lanes);
         for token in 0..8 {
-            out[8 * part + token] = pulp::cast(turned[token]);
+            out[8 * part + token] = Outputs(pulp::cast(turned[token]));
         }
     }
 }

@@ -152,5 +152,5 @@ fn scaled(simd: Simd, tile: &[u8], sums: __m256i, token: &Token<'_>) -> Outputs 
     let sums = simd.avx2._mm256_sub_epi32(sums, simd.avx._mm256_set1_epi32(token.total));
     let scales: [f32; TILE] = pulp::cast(*tile.first_chunk::<{ 4 * TILE }>().expect("a tile has a header"));
     let scales = simd.avx._mm256_mul_ps(floats(scales), simd.avx._mm256_set1_ps(token.scales[0]));
-    pulp::cast(simd.avx._mm256_mul_ps(simd.avx._mm256_cvtepi32_ps(sums), scales))
+    Outputs(pulp::cast(simd.avx._mm256_mul_ps(simd.avx._mm256_cvtepi32_ps(sums), scales)))
 }

@@ -214,12 +214,12 @@ fn multiply<const H: usize>(tiles: &[TileBlock], tokens: &[TokenBlock], sums: [&
                     // and the upper one of the points is 0.
                     product = _mm256_sub_epi32(product, _mm256_madd_epi16(zeros, sum));
                 }
-                let y = pulp::cast(sums[r][t]);
+                let y = pulp::cast(sums[r][t].0);
                 let mut y = scale_add(y, product, _mm256_mul_ps(pulp::cast(tile.scales[r]), scale));
                 if H == 4 * TILE {
                     y = scale_add(y, sum, _mm256_mul_ps(_mm256_castsi256_ps(zeros), scale));
                 }
-                sums[r][t] = pulp::cast(y);
+                sums[r][t] = Outputs(pulp::cast(y));
             }
         }
     }

@@ -135,7 +135,7 @@ impl Lanes for Avx {
 
     #[inline(always)]
     fn store(self, a: __m256, _: usize) -> Outputs {
-        pulp::cast(a)
+        Outputs(pulp::cast(a))
     }
 
     #[inline(always)]

@@ -107,7 +107,7 @@ impl<const N: usize> Lanes for Avx512<N> {
 
     #[inline(always)]
     fn floats(self, tiles: &[&[u8]], at: usize) -> __m512 {
-        let halves: [Outputs; 2] = [pulp::cast(part::<32>(tiles[0], at)), pulp::cast(part::<32>(tiles[N - 1], at))];
+        let halves: [[f32; 8]; 2] = [pulp::cast(part::<32>(tiles[0], at)), pulp::cast(part::<32>(tiles[N - 1], at))];
         // SAFETY: as above, and 16 floats lie there.
         unsafe { _mm512_loadu_ps(halves.as_ptr().cast()) }
     }

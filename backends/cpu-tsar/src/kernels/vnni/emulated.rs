@@ -74,7 +74,7 @@ impl<const N: usize> Lanes for Emulated<N> {
         zip(a, b, |a, b| a + b)
     }
     fn store(self, a: Self::Float, tile: usize) -> Outputs {
-        a[tile]
+        Outputs(a[tile])
     }
     fn prefetch(self, _: *const u8) {}
 }
