@@ -18,6 +18,7 @@ use trine_backend::{Heads, Row};
 
 use crate::isa::Isa;
 use crate::kv::Kv;
+use crate::memory::Aligned;
 use crate::pool::{DisjointMut, Pool};
 use crate::simd::LANES;
 use kernel::{Chunk, Partial, finish, merge};
@@ -40,23 +41,23 @@ const SERIAL_LIMIT: usize = 64 * 1024;
 pub(crate) struct Scratch {
     workers: Vec<Worker>,
     /// Partial results, `[row, kv head, chunk]`.
-    partials: Vec<f32>,
+    partials: Aligned<f32>,
 }
 
 /// One worker's own.
 #[derive(Debug, Default)]
 struct Worker {
     /// Scaled queries of a block, padded: `[rows, group, stride]`.
-    queries: Vec<f32>,
+    queries: Aligned<f32>,
     /// Scores, then weights: `[rows, group, CHUNK]`.
-    scores: Vec<f32>,
+    scores: Aligned<f32>,
     /// Positions of a chunk that each row sees.
     lens: Vec<usize>,
     /// Widened vectors.
-    tile: Vec<f32>,
+    tile: Aligned<f32>,
     /// The partial results of one chunk, and those of all before it.
-    chunk: Vec<f32>,
-    head: Vec<f32>,
+    chunk: Aligned<f32>,
+    head: Aligned<f32>,
 }
 
 /// Length of the partial results of a row: `[values: group x stride | highest: group | total: group]`.
@@ -90,9 +91,9 @@ impl Scratch {
 }
 
 /// Afresh, so that the system gives zeros that take no memory until they are used.
-fn grow(buffer: &mut Vec<f32>, len: usize) {
+fn grow(buffer: &mut Aligned<f32>, len: usize) {
     if buffer.len() < len {
-        *buffer = vec![0.0; len];
+        *buffer = Aligned::zeroed(len, "attention").expect("it is little beside the KV cache");
     }
 }
 

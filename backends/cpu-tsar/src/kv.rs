@@ -8,7 +8,7 @@ use pulp::NullaryFnOnce;
 use trine_backend::{Error, Heads, KvFormat, KvShape, Result, Row, activation};
 
 use crate::isa::Isa;
-use crate::memory::zeros;
+use crate::memory::Aligned;
 use crate::ops::math::ROUND;
 use crate::simd::LANES;
 
@@ -23,11 +23,11 @@ pub struct Kv {
 /// The vectors of all keys, or of all values.
 #[derive(Debug)]
 enum Cells {
-    F32(Vec<f32>),
+    F32(Aligned<f32>),
     /// The bits of f16.
-    F16(Vec<u16>),
+    F16(Aligned<u16>),
     /// Codes, and one scale for each vector.
-    Int8(Vec<i8>, Vec<f32>),
+    Int8(Aligned<i8>, Aligned<f32>),
 }
 
 /// Some consecutive vectors of a head.
@@ -114,9 +114,9 @@ impl Cells {
     fn new(format: KvFormat, vectors: usize, stride: Option<usize>, what: &str) -> Result<Self> {
         let cells = stride.and_then(|stride| vectors.checked_mul(stride)).unwrap_or(usize::MAX);
         Ok(match format {
-            KvFormat::F32 => Cells::F32(zeros(cells, what)?),
-            KvFormat::F16 => Cells::F16(zeros(cells, what)?),
-            KvFormat::Int8 => Cells::Int8(zeros(cells, what)?, zeros(vectors, what)?),
+            KvFormat::F32 => Cells::F32(Aligned::zeroed(cells, what)?),
+            KvFormat::F16 => Cells::F16(Aligned::zeroed(cells, what)?),
+            KvFormat::Int8 => Cells::Int8(Aligned::zeroed(cells, what)?, Aligned::zeroed(vectors, what)?),
         })
     }
 

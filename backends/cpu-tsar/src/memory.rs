@@ -1,11 +1,12 @@
 //! Host memory that is asked for politely: too much of it is an error, not an abort.
 
+mod aligned;
+
 use bytemuck::Zeroable;
 use bytemuck::allocation::try_zeroed_vec;
 use trine_backend::{Error, Result};
 
-/// Bytes that buffers are aligned to: a cache line, and the widest vector of any CPU.
-const ALIGNMENT: usize = 64;
+pub(crate) use aligned::Aligned;
 
 /// `len` zeros. The system gives large ones lazily: pages that are never touched take no memory and no time.
 pub(crate) fn zeros<T: Zeroable>(len: usize, what: &str) -> Result<Vec<T>> {
@@ -20,9 +21,7 @@ pub(crate) fn zeros<T: Zeroable>(len: usize, what: &str) -> Result<Vec<T>> {
 pub struct Buf {
     rows: usize,
     columns: usize,
-    /// Where the values start in `data`.
-    start: usize,
-    data: Vec<f32>,
+    data: Aligned<f32>,
 }
 
 impl Buf {
@@ -31,11 +30,8 @@ impl Buf {
         if rows == 0 || columns == 0 {
             return Err(Error::Invalid(format!("a buffer of {rows} x {columns} holds nothing")));
         }
-        let padding = ALIGNMENT / size_of::<f32>() - 1;
-        let len = rows.checked_mul(columns).and_then(|cells| cells.checked_add(padding)).unwrap_or(usize::MAX);
-        let data: Vec<f32> = zeros(len, &format!("a buffer of {rows} x {columns}"))?;
-        let start = data.as_ptr().align_offset(ALIGNMENT).min(padding);
-        Ok(Buf { rows, columns, start, data })
+        let len = rows.checked_mul(columns).unwrap_or(usize::MAX);
+        Ok(Buf { rows, columns, data: Aligned::zeroed(len, &format!("a buffer of {rows} x {columns}"))? })
     }
 
     /// A copy of `data`, rows of `columns`.
@@ -56,19 +52,19 @@ impl Buf {
     /// The first `rows` rows, `[rows, columns]`.
     pub(crate) fn front(&self, rows: usize) -> &[f32] {
         assert!(rows <= self.rows, "{rows} rows of a buffer of {}", self.rows);
-        &self.data[self.start..][..rows * self.columns]
+        &self.data[..rows * self.columns]
     }
 
     /// The first `rows` rows, `[rows, columns]`.
     pub(crate) fn front_mut(&mut self, rows: usize) -> &mut [f32] {
         assert!(rows <= self.rows, "{rows} rows of a buffer of {}", self.rows);
-        &mut self.data[self.start..][..rows * self.columns]
+        &mut self.data[..rows * self.columns]
     }
 
     /// One row.
     pub(crate) fn row(&self, row: usize) -> &[f32] {
         assert!(row < self.rows, "row {row} of a buffer of {}", self.rows);
-        &self.data[self.start + row * self.columns..][..self.columns]
+        &self.data[row * self.columns..][..self.columns]
     }
 }
 
@@ -80,7 +76,7 @@ mod tests {
     fn buffers_start_at_a_cache_line() {
         for columns in [1, 3, 16, 1000] {
             let mut buf = Buf::zeroed(3, columns).unwrap();
-            assert_eq!(buf.front(3).as_ptr() as usize % ALIGNMENT, 0);
+            assert_eq!(buf.front(3).as_ptr() as usize % 64, 0);
             assert!(buf.front(3).iter().all(|&x| x == 0.0));
             buf.front_mut(3)[columns] = 1.0;
             assert_eq!(buf.row(1)[0], 1.0);

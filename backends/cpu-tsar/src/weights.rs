@@ -1,6 +1,5 @@
 //! Weight matrices in the layout that the kernels read.
 
-mod aligned;
 mod layout;
 mod pack;
 mod published;
@@ -13,8 +12,8 @@ pub(crate) use layout::{Layout, TILE};
 pub(crate) use published::Published;
 
 use crate::kernels::{Kernels, Selection};
+use crate::memory::Aligned;
 use crate::pool::Pool;
-use aligned::Aligned;
 
 /// Bytes of tiles below which one thread fills them: waking others, which sleep while files are read, takes as long.
 const FORK: usize = 1 << 19;
@@ -28,7 +27,7 @@ pub struct Weight {
     layout: Layout,
     /// How the tiles lie instead where they are for one of T-SAR's kernels.
     published: Option<Published>,
-    tiles: Aligned,
+    tiles: Aligned<u8>,
     kernels: Kernels,
 }
 
@@ -50,15 +49,15 @@ impl Weight {
         let (kernels, activation) = (selection.kernels(format), matrix.activation());
         if let (Some(variant), Codes::Ternary(ternary)) = (kernels.published(), matrix.codes()) {
             let published = variant.layout(rows, columns).ok_or_else(beyond)?;
-            let mut tiles = Aligned::zeroed(published.bytes())?;
-            published.pack(pool, &matrix, ternary, tiles.bytes_mut());
+            let mut tiles = memory(published.bytes())?;
+            published.pack(pool, &matrix, ternary, &mut tiles);
             return Ok(Weight { rows, columns, activation, layout, published: Some(published), tiles, kernels });
         }
-        let mut tiles = Aligned::zeroed(bytes)?;
+        let mut tiles = memory(bytes)?;
         if bytes < FORK {
-            pack::tiles(&matrix, &layout, 0, tiles.bytes_mut());
+            pack::tiles(&matrix, &layout, 0, &mut tiles);
         } else {
-            pool.split(tiles.bytes_mut(), layout.tile_bytes, |start, part| {
+            pool.split(&mut tiles, layout.tile_bytes, |start, part| {
                 pack::tiles(&matrix, &layout, start / layout.tile_bytes, part);
             });
         }
@@ -97,7 +96,7 @@ impl Weight {
 
     /// The bytes of all tiles.
     pub(crate) fn tiles(&self) -> &[u8] {
-        self.tiles.bytes()
+        &self.tiles
     }
 
     /// The weights of one row as floats: the values of [`HostMatrix::dequantize_row`].
@@ -127,6 +126,15 @@ impl Weight {
             }
         }
     }
+}
+
+/// Zeros for a matrix.
+fn memory(bytes: usize) -> Result<Aligned<u8>> {
+    let none = |_| Error::OutOfMemory(format!("no memory for a matrix of {bytes} bytes: use a smaller model"));
+    // Zeros that the system gives: each page is made when a thread writes to it, not by this one.
+    let mut memory = Aligned::zeroed(bytes, "a matrix").map_err(none)?;
+    memory.ask_for_huge_pages();
+    Ok(memory)
 }
 
 fn dense_row(format: Format, bytes: &[u8], out: &mut [f32]) {
