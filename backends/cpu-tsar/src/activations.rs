@@ -11,8 +11,8 @@ use crate::pool::{DisjointMut, Pool, chunk};
 /// 32 codes of i8, four to a dword, the first in memory first: what a kernel broadcasts.
 pub(crate) type CodeBlock = [i32; BLOCK / 4];
 
-/// Columns of all tokens below which the fork costs more than it saves.
-const FORK: usize = 1 << 15;
+/// Columns of all tokens below which the fork costs more than it saves: quantising so many takes some 4 µs.
+const FORK: usize = 1 << 13;
 
 /// Room for the quantised rows of the widest product of a step.
 #[derive(Debug, Default)]

@@ -233,15 +233,16 @@ impl Product<'_> {
         for first in tiles.clone().step_by(SHARE) {
             let end = (first + SHARE).min(tiles.end);
             let mut token = tokens.start;
+            let mut largest = self.kernels.tile(end - first, tokens.len());
             while token < tokens.end {
-                let count = self.kernels.tile(end - first, tokens.end - token).tokens;
-                let mut tile = first;
+                largest = self.kernels.still(largest, end - first, tokens.end - token);
+                let (mut tile, mut kernel) = (first, largest);
                 while tile < end {
-                    let kernel = self.kernels.tile(end - tile, count);
+                    kernel = self.kernels.still(kernel, end - tile, largest.tokens);
                     self.job(kernel, [tile, token], token == tokens.start, outputs);
                     tile += kernel.tiles;
                 }
-                token += count;
+                token += largest.tokens;
             }
         }
     }

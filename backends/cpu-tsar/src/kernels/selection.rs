@@ -113,6 +113,14 @@ impl Kernels {
         self.table.iter().find(fits).expect("the last kernel takes one tile and one token")
     }
 
+    /// The same where `before` was the answer for at least as many tiles and tokens: it is again if it still fits.
+    pub(crate) fn still(&self, before: &'static KernelInfo, tiles: usize, tokens: usize) -> &'static KernelInfo {
+        match before.tiles <= tiles && before.tokens <= tokens {
+            true => before,
+            false => self.tile(tiles, tokens),
+        }
+    }
+
     /// The kernels of a product, with the tokens that each takes.
     fn choices(&self, rows: usize, columns: usize, tokens: usize) -> Vec<Choice> {
         let part =
@@ -221,6 +229,20 @@ mod tests {
             assert_eq!([1, 33].map(|tokens| kernels.sweep(tokens).map(|(_, swept)| swept)), [Some(1), Some(33)]);
             let usual = Selection::new(isa, None).unwrap().kernels(Format::Ternary);
             assert!(usual.sweep(1).is_none());
+        }
+    }
+    #[test]
+    fn what_still_fits_is_what_would_be_found_again() {
+        for isa in Isa::ALL {
+            for format in [Format::Ternary, INT4, Format::Int8 { group: Group::G32 }, Format::Bf16] {
+                let kernels = Selection::new(isa, None).unwrap().kernels(format);
+                for (tiles, tokens) in (1..6).flat_map(|tiles| (1..10).map(move |tokens| (tiles, tokens))) {
+                    let before = kernels.tile(tiles, tokens);
+                    for (fewer, less) in (1..=tiles).flat_map(|fewer| (1..=tokens).map(move |less| (fewer, less))) {
+                        assert_eq!(kernels.still(before, fewer, less).name, kernels.tile(fewer, less).name);
+                    }
+                }
+            }
         }
     }
 }
