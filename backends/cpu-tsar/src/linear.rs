@@ -78,14 +78,15 @@ pub(crate) fn linear(
     let product = Product { weight, kernels, tokens, halves, out: DisjointMut::new(out) };
     let cut = sweep.map(|(kernel, swept)| Cut::new(kernel, tiles, swept, workers));
     let piece = piece(weight.layout().tile_bytes, tiles, rows, workers);
-    let sweeps = Shares::new(sweeps, workers, cut.as_ref().map_or(0, Cut::parts));
+    // One share for all: workers that go over the same tiles at the same time find them in the cache that they share.
+    let sweeps = Shares::new(sweeps, 1, cut.as_ref().map_or(0, Cut::parts));
     let rest = Shares::new(rest, workers, if swept < rows { tiles.div_ceil(piece) } else { 0 });
     let work = |worker: usize| {
         if let Some(cut) = &cut {
             #[allow(unsafe_code)]
             // SAFETY: each worker number is given out once, so nobody else has its room.
             let room = &mut unsafe { rooms.range(worker..worker + 1) }[0];
-            while let Some(part) = sweeps.take(worker) {
+            while let Some(part) = sweeps.take(0) {
                 product.sweep(cut, part, room);
             }
         }
