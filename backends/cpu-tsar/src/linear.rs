@@ -2,7 +2,6 @@
 
 mod published;
 
-use std::num::NonZero;
 use std::ops::Range;
 
 use trine_backend::{Activation, HostMatrix, Result};
@@ -40,9 +39,6 @@ const LEAST_SWEEP: usize = 64;
 /// Tiles of a sweep whose outputs are stored together: 256 bytes of each token's, and 8 KB in all.
 const STORED: usize = 8;
 
-/// Tiles that a piece is a multiple of: what the kernels take at once.
-const SHARE: usize = 4;
-
 /// `out = W · x` for each of `rows` tokens: `x` is `[rows, columns of W]`, `out` is `[rows, rows of W]`.
 /// The outputs do not depend on the number of threads, nor a token's on the other tokens.
 ///
@@ -77,10 +73,11 @@ pub(crate) fn linear(
     let rooms = DisjointMut::new(rooms);
     let product = Product { weight, kernels, tokens, halves, out: DisjointMut::new(out) };
     let cut = sweep.map(|(kernel, swept)| Cut::new(kernel, tiles, swept, workers));
-    let piece = piece(weight.layout().tile_bytes, tiles, rows, workers);
+    let streams = Streams { tiles, count: kernels.tile(tiles, (rows - swept).max(1)).tiles };
+    let (columns, piece) = (streams.columns(), streams.piece(weight.layout().tile_bytes, rows, workers));
     // One share for all: workers that go over the same tiles at the same time find them in the cache that they share.
     let sweeps = Shares::new(sweeps, 1, cut.as_ref().map_or(0, Cut::parts));
-    let rest = Shares::new(rest, workers, if swept < rows { tiles.div_ceil(piece) } else { 0 });
+    let rest = Shares::new(rest, workers, if swept < rows { columns.div_ceil(piece) } else { 0 });
     let work = |worker: usize| {
         if let Some(cut) = &cut {
             #[allow(unsafe_code)]
@@ -91,20 +88,46 @@ pub(crate) fn linear(
             }
         }
         while let Some(at) = rest.take(worker) {
-            product.tiles(at * piece..((at + 1) * piece).min(tiles), swept..rows);
+            product.columns(streams, at * piece..((at + 1) * piece).min(columns), swept..rows);
         }
     };
     if workers > 1 { pool.run(&work) } else { work(0) }
 }
 
-/// Tiles in a piece of a worker's share.
-fn piece(tile_bytes: usize, tiles: usize, rows: usize, workers: usize) -> usize {
-    let piece = match rows {
-        _ if workers == 1 => tiles,
-        ..MANY => PIECE / tile_bytes,
-        _ => tiles.div_ceil(PARTS * workers),
-    };
-    piece.max(1).next_multiple_of(SHARE)
+/// The order that kernels go over tiles in. A matrix is read as so many streams side by side, each from a place of its own on, as
+/// a kernel takes tiles at once: a CPU looks ahead in each of them, and has more of memory under way than with one.
+#[derive(Clone, Copy, Debug)]
+struct Streams {
+    /// All tiles.
+    tiles: usize,
+    /// Streams.
+    count: usize,
+}
+
+impl Streams {
+    /// Columns: one tile of each stream, and in the last the tiles that are left over, if there are any.
+    fn columns(self) -> usize {
+        self.tiles.div_ceil(self.count)
+    }
+
+    /// The first tile of a column, how far its tiles are apart, and how many they are.
+    fn column(self, column: usize) -> [usize; 3] {
+        let long = self.tiles / self.count;
+        match column < long {
+            true => [column, long, self.count],
+            false => [self.count * long, 1, self.tiles % self.count],
+        }
+    }
+
+    /// Columns in a piece of a worker's share.
+    fn piece(self, tile_bytes: usize, tokens: usize, workers: usize) -> usize {
+        let piece = match tokens {
+            _ if workers == 1 => self.columns(),
+            ..MANY => PIECE / (self.count * tile_bytes),
+            _ => self.columns().div_ceil(PARTS * workers),
+        };
+        piece.max(1)
+    }
 }
 
 /// The activations as the sweep turns them, `[group of tokens][half block]`; nothing where it takes them as they are.
@@ -188,7 +211,7 @@ impl Product<'_> {
             None => &[],
         };
         let tokens_of = self.tokens.slice(tokens.start, tokens.len());
-        let job = Job { layout, tiles: bytes, tokens: tokens_of, halves, ahead: None };
+        let job = Job { layout, tiles: bytes, apart: layout.tile_bytes, tokens: tokens_of, halves, ahead: false };
         (sweep.sums)(&job, room);
         let mut outputs = [[Outputs::default(); LANES]; STORED];
         for token in (0..tokens.len()).step_by(LANES) {
@@ -215,8 +238,8 @@ impl Product<'_> {
         }
     }
 
-    /// Computes the rows of some tiles for some tokens. A tile may be given to one thread only.
-    fn tiles(&self, tiles: Range<usize>, tokens: Range<usize>) {
+    /// Computes the rows of some columns of tiles for some tokens. A column may be given to one thread only.
+    fn columns(&self, streams: Streams, columns: Range<usize>, tokens: Range<usize>) {
         let bytes = match self.weight.activation() {
             Activation::Float => size_of::<f32>() * self.weight.columns(),
             Activation::Token | Activation::Block => self.weight.columns(),
@@ -224,41 +247,40 @@ impl Product<'_> {
         let most = (CACHED / bytes).clamp(MAX_OUTPUTS, 128) / MAX_OUTPUTS * MAX_OUTPUTS;
         let mut outputs = [Outputs::default(); MAX_OUTPUTS];
         for first in tokens.clone().step_by(most) {
-            self.some_tokens(tiles.clone(), first..(first + most).min(tokens.end), &mut outputs);
-        }
-    }
-
-    /// Computes the rows of some tiles for tokens that fit in the cache together; a few tiles stay in the L1
-    /// cache while the tokens go past them.
-    fn some_tokens(&self, tiles: Range<usize>, tokens: Range<usize>, outputs: &mut [Outputs]) {
-        for first in tiles.clone().step_by(SHARE) {
-            let end = (first + SHARE).min(tiles.end);
-            let mut token = tokens.start;
-            let mut largest = self.kernels.tile(end - first, tokens.len());
-            while token < tokens.end {
-                largest = self.kernels.still(largest, end - first, tokens.end - token);
-                let (mut tile, mut kernel) = (first, largest);
-                while tile < end {
-                    kernel = self.kernels.still(kernel, end - tile, largest.tokens);
-                    self.job(kernel, [tile, token], token == tokens.start, outputs);
-                    tile += kernel.tiles;
-                }
-                token += largest.tokens;
+            for column in columns.clone() {
+                self.column(streams.column(column), first..(first + most).min(tokens.end), &mut outputs);
             }
         }
     }
 
-    /// Runs a kernel from a tile and a token on, and copies the outputs of rows that exist to their places. `first` says that
-    /// no tokens went past these tiles before; `outputs` is room for them.
-    fn job(&self, kernel: &KernelInfo, [tile, token]: [usize; 2], first: bool, outputs: &mut [Outputs]) {
+    /// Computes the rows of a column of tiles for tokens that fit in the cache together. The tiles stay in the L1 cache while the
+    /// tokens go past them.
+    fn column(&self, [first, apart, count]: [usize; 3], tokens: Range<usize>, outputs: &mut [Outputs]) {
+        let mut token = tokens.start;
+        let mut largest = self.kernels.tile(count, tokens.len());
+        while token < tokens.end {
+            largest = self.kernels.still(largest, count, tokens.end - token);
+            let (mut done, mut kernel) = (0, largest);
+            while done < count {
+                kernel = self.kernels.still(kernel, count - done, largest.tokens);
+                self.job(kernel, [first + done * apart, apart], token, token == tokens.start, outputs);
+                done += kernel.tiles;
+            }
+            token += largest.tokens;
+        }
+    }
+
+    /// Runs a kernel on tiles so far apart, and copies the outputs of rows that exist to their places. `first` says that no tokens
+    /// went past these tiles before; `outputs` is room for them.
+    fn job(&self, kernel: &KernelInfo, [tile, apart]: [usize; 2], token: usize, first: bool, outputs: &mut [Outputs]) {
         let layout = self.weight.layout();
-        let tiles = &self.weight.tiles()[tile * layout.tile_bytes..][..kernel.tiles * layout.tile_bytes];
+        let tiles = &self.weight.tiles()[tile * layout.tile_bytes..];
         let outputs = &mut outputs[..kernel.tiles * kernel.tokens];
         let Run::Tiles(run) = kernel.run else { unreachable!("sweeps are not chosen for single tiles") };
-        let ahead = NonZero::new(tiles.len()).filter(|_| first);
-        run(&Job { layout, tiles, tokens: self.tokens.slice(token, kernel.tokens), halves: &[], ahead }, outputs);
-        for (tile, outputs) in (tile..).zip(outputs.chunks_exact(kernel.tokens)) {
-            self.store(tile, token, outputs);
+        let (apart_bytes, tokens) = (apart * layout.tile_bytes, self.tokens.slice(token, kernel.tokens));
+        run(&Job { layout, tiles, apart: apart_bytes, tokens, halves: &[], ahead: first }, outputs);
+        for (at, outputs) in outputs.chunks_exact(kernel.tokens).enumerate() {
+            self.store(tile + at * apart, token, outputs);
         }
     }
 

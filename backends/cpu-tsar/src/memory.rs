@@ -30,7 +30,7 @@ impl Buf {
         if rows == 0 || columns == 0 {
             return Err(Error::Invalid(format!("a buffer of {rows} x {columns} holds nothing")));
         }
-        let len = rows.checked_mul(columns).unwrap_or(usize::MAX);
+        let len = rows.saturating_mul(columns);
         Ok(Buf { rows, columns, data: Aligned::zeroed(len, &format!("a buffer of {rows} x {columns}"))? })
     }
 

@@ -17,7 +17,7 @@ mod unpacked;
 
 use std::arch::x86_64::{__m128i, __m256, __m256i};
 
-use super::{Family, HalfBlock, Job, KernelInfo, LANES, Outputs, Room, Run, SWEEP, Sweep, Workspace};
+use super::{AHEAD, Family, HalfBlock, Job, KernelInfo, LANES, Outputs, Room, Run, SWEEP, Sweep, Workspace};
 use crate::activations::{CodeBlock, Tokens};
 use crate::isa::Isa;
 
@@ -165,7 +165,7 @@ fn unpacked_sums(job: &Job<'_>, work: &mut Workspace) {
 }
 
 /// By family; then by tokens, then by tiles, both falling.
-pub(super) static KERNELS: [KernelInfo; 23] = [
+pub(super) static KERNELS: [KernelInfo; 26] = [
     KernelInfo {
         name: "avx2-ternary-lookup",
         isa: Isa::Avx2,
@@ -187,8 +187,10 @@ pub(super) static KERNELS: [KernelInfo; 23] = [
     kernel!("avx2-ternary-1x4", Ternary, 1 x 4, 6.6, ternary::prefill::<1, 4>, "an odd last tile"),
     kernel!("avx2-ternary-2x2", Ternary, 2 x 2, 6.6, ternary::prefill::<2, 2>, "what is left of several tokens"),
     kernel!("avx2-ternary-1x2", Ternary, 1 x 2, 8.0, ternary::prefill::<1, 2>, "an odd last tile"),
+    kernel!("avx2-ternary-4x1", Ternary, 4 x 1, 9.0, ternary::decode::<4>,
+        "one shift for four codes; four tiles share the broadcasts; four streams from memory"),
     kernel!("avx2-ternary-2x1", Ternary, 2 x 1, 9.1, ternary::decode::<2>,
-        "one shift for four codes; two tiles share the broadcasts; prefetches the next two"),
+        "one shift for four codes; two tiles share the broadcasts; two streams from memory"),
     kernel!("avx2-ternary-1x1", Ternary, 1 x 1, 11.0, ternary::decode::<1>, "an odd last tile"),
     KernelInfo {
         name: "avx2-int4-unpacked",
@@ -211,16 +213,20 @@ pub(super) static KERNELS: [KernelInfo; 23] = [
     kernel!("avx2-int4-1x4", Int4, 1 x 4, 10.0, int4::product::<1, 4>, "an odd last tile"),
     kernel!("avx2-int4-2x2", Int4, 2 x 2, 11.0, int4::product::<2, 2>, "what is left of several tokens"),
     kernel!("avx2-int4-1x2", Int4, 1 x 2, 13.0, int4::product::<1, 2>, "an odd last tile"),
+    kernel!("avx2-int4-4x1", Int4, 4 x 1, 20.0, int4::product::<4, 1>,
+        "four tiles share the broadcasts and hide each other's latency; four streams from memory"),
     kernel!("avx2-int4-2x1", Int4, 2 x 1, 20.0, int4::product::<2, 1>,
-        "two tiles share the broadcasts and hide each other's latency; prefetches the next two"),
+        "two tiles share the broadcasts and hide each other's latency; two streams from memory"),
     kernel!("avx2-int4-1x1", Int4, 1 x 1, 22.0, int4::product::<1, 1>, "an odd last tile"),
     kernel!("avx2-int8-1x8", Int8, 1 x 8, 13.5, int8::product::<1, 8>, "weights come from memory once for 8 tokens; 8 int32 sums in registers"),
     kernel!("avx2-int8-2x4", Int8, 2 x 4, 14.5, int8::product::<2, 4>, "activations broadcast once for 16 rows"),
     kernel!("avx2-int8-1x4", Int8, 1 x 4, 15.0, int8::product::<1, 4>, "an odd last tile"),
     kernel!("avx2-int8-2x2", Int8, 2 x 2, 16.0, int8::product::<2, 2>, "what is left of several tokens"),
     kernel!("avx2-int8-1x2", Int8, 1 x 2, 17.0, int8::product::<1, 2>, "an odd last tile"),
+    kernel!("avx2-int8-4x1", Int8, 4 x 1, 31.0, int8::product::<4, 1>,
+        "four tiles share the broadcasts; four streams from memory"),
     kernel!("avx2-int8-2x1", Int8, 2 x 1, 31.0, int8::product::<2, 1>,
-        "two tiles share the broadcasts; prefetches the next two"),
+        "two tiles share the broadcasts; two streams from memory"),
     kernel!("avx2-int8-1x1", Int8, 1 x 1, 33.0, int8::product::<1, 1>, "an odd last tile"),
     kernel!("avx2-dense-1x2", Dense, 1 x 2, 60.0, dense::product::<2>, "8 sums in registers; weights converted once for both tokens"),
     kernel!("avx2-dense-1x1", Dense, 1 x 1, 80.0, dense::product::<1>, "bound by memory"),
@@ -275,11 +281,15 @@ fn halves(simd: Simd, bytes: &[u8; 16]) -> __m256 {
     simd.halves(pulp::cast(*bytes))
 }
 
-/// Asks for the cache line at the same place in the tiles that come next.
+/// Streams from which on a CPU looks ahead in each by itself: then asking costs more than it saves, unless the weights are as few
+/// bytes as ternary ones.
+const OWN: usize = 4;
+
+/// Asks for the cache line that one of `R` streams comes to when all have gone [`AHEAD`].
 #[inline(always)]
-fn prefetch_next(simd: Simd, job: &Job<'_>, at: &[u8]) {
-    if let Some(ahead) = job.ahead {
-        prefetch_line(simd, at.as_ptr().wrapping_add(ahead.get()));
+fn prefetch_next<const R: usize>(simd: Simd, job: &Job<'_>, at: &[u8]) {
+    if job.ahead {
+        prefetch_line(simd, at.as_ptr().wrapping_add(AHEAD / R));
     }
 }
 

@@ -18,7 +18,7 @@ use trine_backend::{Format, ZeroKind};
 pub(super) use {avx::KERNELS as AVX, avx::is_available as has_avx};
 pub(super) use {avx512::KERNELS as AVX512, avx512::is_available as has_avx512};
 
-use super::{Job, Outputs};
+use super::{AHEAD, Job, Outputs};
 use crate::activations::Token;
 use crate::weights::TILE;
 
@@ -83,13 +83,13 @@ impl<'a, const R: usize> Tiles<'a, R> {
         &self.0[r][..L::TILES]
     }
 
-    /// Asks for what lies `at` in the tiles that follow the job's: with one token every weight is used once, straight
-    /// from memory.
+    /// Asks for what the tiles' streams come to when all have gone [`AHEAD`] from `at`: with one token every weight is used once, straight from
+    /// memory.
     #[inline(always)]
-    fn prefetch_next<L: Lanes>(&self, lanes: L, job: &Job<'_>, at: usize) {
+    fn prefetch_next<L: Lanes>(&self, lanes: L, at: usize) {
         for r in 0..R {
             for tile in 0..L::TILES {
-                lanes.prefetch(self.0[r][tile].as_ptr().wrapping_add(at + job.tiles.len()));
+                lanes.prefetch(self.0[r][tile].as_ptr().wrapping_add(at + AHEAD / (R * L::TILES)));
             }
         }
     }
@@ -137,7 +137,7 @@ pub(super) fn ternary<L: Lanes, const R: usize, const T: usize>(lanes: L, job: &
     for block in 0..job.layout.blocks {
         let at = job.layout.header + block * job.layout.block_bytes;
         if T == 1 {
-            tiles.prefetch_next(lanes, job, at);
+            tiles.prefetch_next(lanes, at);
         }
         for half in 0..2 {
             let mut codes = [lanes.splat(0); R];
@@ -221,8 +221,8 @@ fn int4_groups<L: Lanes, const H: usize, const R: usize, const T: usize>(lanes: 
         }
         left_of_group -= 1;
         if T == 1 {
-            tiles.prefetch_next(lanes, job, at);
-            tiles.prefetch_next(lanes, job, at + 64);
+            tiles.prefetch_next(lanes, at);
+            tiles.prefetch_next(lanes, at + 64);
         }
         let products = int4_block::<L, R, T>(lanes, &tiles, &tokens, block, at);
         for t in 0..T {
@@ -295,7 +295,7 @@ pub(super) fn int8<L: Lanes, const R: usize, const T: usize>(lanes: L, job: &Job
         left_of_group -= 1;
         if T == 1 {
             for line in 0..4 {
-                tiles.prefetch_next(lanes, job, at + 64 * line);
+                tiles.prefetch_next(lanes, at + 64 * line);
             }
         }
         let mut products = [[lanes.splat(0); T]; R];

@@ -317,6 +317,24 @@ fn outputs_do_not_depend_on_batch_or_threads() {
 }
 
 #[test]
+fn streams_have_every_tile_once() {
+    for (tiles, count) in (0..40).flat_map(|tiles| (1..=4).map(move |count| (tiles, count))) {
+        let streams = Streams { tiles, count };
+        let tiles_of = |column| {
+            let [first, apart, here] = streams.column(column);
+            (0..here).map(move |at| first + at * apart)
+        };
+        let mut all: Vec<usize> = (0..streams.columns()).flat_map(tiles_of).collect();
+        assert!((1..streams.columns()).all(|column| column == tiles / count || streams.column(column)[0] == column));
+        all.sort_unstable();
+        assert!(all.into_iter().eq(0..tiles), "{tiles} tiles as {count} streams");
+        for (tokens, workers) in [(1, 1), (1, 2), (15, 3), (16, 3), (500, 3)] {
+            assert!(streams.piece(5000, tokens, workers) > 0);
+        }
+    }
+}
+
+#[test]
 fn sweeps_are_the_same_in_any_parts() {
     // More tiles than one sweep takes, and tiles enough for each thread to have several.
     for (rows, columns) in [(8 * kernels::SWEEP + 100, 40), (1100, 72)] {

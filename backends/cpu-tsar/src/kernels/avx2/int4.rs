@@ -5,8 +5,8 @@ use std::arch::x86_64::{__m128i, __m256, __m256i};
 use trine_backend::{Format, ZeroKind};
 
 use super::{
-    Activations, Simd, activations, add_pairs, and, broadcast, halves, load, multiply_add, prefetch_next, scale_add,
-    tiles,
+    Activations, OWN, Simd, activations, add_pairs, and, broadcast, halves, load, multiply_add, prefetch_next,
+    scale_add, tiles,
 };
 use crate::kernels::{Job, Outputs};
 use crate::weights::TILE;
@@ -55,8 +55,10 @@ fn groups<const H: usize, const R: usize, const T: usize>(simd: Simd, job: &Job<
         let mut broadcasts = [&[0; 8]; T];
         for r in 0..R {
             codes[r] = tiles[r][at..].first_chunk().expect("a block has all of its codes");
-            prefetch_next(simd, job, codes[r]);
-            prefetch_next(simd, job, &codes[r][64..]);
+            if R < OWN {
+                prefetch_next::<R>(simd, job, codes[r]);
+                prefetch_next::<R>(simd, job, &codes[r][64..]);
+            }
         }
         let mut starts = [simd.avx._mm256_setzero_si256(); T];
         for t in 0..T {

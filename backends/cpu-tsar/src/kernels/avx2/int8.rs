@@ -3,7 +3,7 @@
 use std::arch::asm;
 use std::arch::x86_64::{__m256i, _mm256_set1_epi16};
 
-use super::{Simd, activations, add_pairs, broadcast, halves, load, prefetch_next, scale_add, tiles};
+use super::{OWN, Simd, activations, add_pairs, broadcast, halves, load, prefetch_next, scale_add, tiles};
 use crate::kernels::{Job, Outputs};
 use crate::weights::TILE;
 
@@ -34,8 +34,10 @@ pub(super) fn product<const R: usize, const T: usize>(simd: Simd, job: &Job<'_>,
         let mut broadcasts = [&[0; 8]; T];
         for r in 0..R {
             codes[r] = tiles[r][at..].first_chunk().expect("a block has all of its codes");
-            for line in 0..BLOCK_BYTES / 64 {
-                prefetch_next(simd, job, &codes[r][64 * line..]);
+            if R < OWN {
+                for line in 0..BLOCK_BYTES / 64 {
+                    prefetch_next::<R>(simd, job, &codes[r][64 * line..]);
+                }
             }
         }
         for t in 0..T {

@@ -53,7 +53,7 @@ fn decode_blocks<const R: usize>(
             for r in 0..R {
                 let vector = &codes[r][block].as_chunks::<32>().0[half];
                 if half == 0 {
-                    prefetch_next(simd, job, vector);
+                    prefetch_next::<R>(simd, job, vector);
                 }
                 let low = load(vector);
                 let high = simd.avx2._mm256_srli_epi16::<4>(low);
@@ -141,7 +141,7 @@ fn multiply_blocks<const R: usize, const T: usize>(
             for r in 0..R {
                 let vector = &codes[r][block].as_chunks::<32>().0[half];
                 if half == 0 {
-                    prefetch_next(simd, job, vector);
+                    prefetch_next::<R>(simd, job, vector);
                 }
                 vectors[r] = load(vector);
             }
@@ -198,8 +198,8 @@ fn multiply_four(simd: Simd, job: &Job<'_>, codes: [&[Block]; 2], activations: [
         let [tile0, tile1]: [&Block; 2] = [&codes[0][block], &codes[1][block]];
         let [a0, a1, a2, a3]: [&CodeBlock; 4] =
             [&activations[0][block], &activations[1][block], &activations[2][block], &activations[3][block]];
-        prefetch_next(simd, job, tile0);
-        prefetch_next(simd, job, tile1);
+        prefetch_next::<2>(simd, job, tile0);
+        prefetch_next::<2>(simd, job, tile1);
         #[allow(unsafe_code)]
         // SAFETY: the loads are of the 64 bytes of each tile's codes and the 32 of each token's.
         unsafe {

@@ -175,14 +175,14 @@ macro_rules! kernel {
 pub(in super::super) static KERNELS: [KernelInfo; 12] = [
     kernel!("vnni-ternary-2x4", Ternary, 2 x 4, 4.7, super::ternary::<_, 2, 4>, "int32 sums without flushes; codes unpacked once for 4 tokens"),
     kernel!("vnni-ternary-1x4", Ternary, 1 x 4, 5.5, super::ternary::<_, 1, 4>, "an odd last tile"),
-    kernel!("vnni-ternary-2x1", Ternary, 2 x 1, 8.0, super::ternary::<_, 2, 1>, "two tiles share the broadcasts; prefetches the next two"),
+    kernel!("vnni-ternary-2x1", Ternary, 2 x 1, 8.0, super::ternary::<_, 2, 1>, "two tiles share the broadcasts; two streams from memory"),
     kernel!("vnni-ternary-1x1", Ternary, 1 x 1, 9.0, super::ternary::<_, 1, 1>, "an odd last tile"),
     kernel!("vnni-int4-2x4", Int4, 2 x 4, 7.0, super::int4::<_, 2, 4>, "codes unpacked once for 4 tokens"),
     kernel!("vnni-int4-1x4", Int4, 1 x 4, 8.0, super::int4::<_, 1, 4>, "an odd last tile"),
-    kernel!("vnni-int4-2x1", Int4, 2 x 1, 10.0, super::int4::<_, 2, 1>, "two tiles share the broadcasts; prefetches the next two"),
+    kernel!("vnni-int4-2x1", Int4, 2 x 1, 10.0, super::int4::<_, 2, 1>, "two tiles share the broadcasts; two streams from memory"),
     kernel!("vnni-int4-1x1", Int4, 1 x 1, 11.0, super::int4::<_, 1, 1>, "an odd last tile"),
     kernel!("vnni-int8-2x4", Int8, 2 x 4, 7.0, super::int8::<_, 2, 4>, "one instruction for four products, where AVX2 takes five"),
     kernel!("vnni-int8-1x4", Int8, 1 x 4, 8.0, super::int8::<_, 1, 4>, "an odd last tile"),
-    kernel!("vnni-int8-2x1", Int8, 2 x 1, 9.0, super::int8::<_, 2, 1>, "two tiles share the broadcasts; prefetches the next two"),
+    kernel!("vnni-int8-2x1", Int8, 2 x 1, 9.0, super::int8::<_, 2, 1>, "two tiles share the broadcasts; two streams from memory"),
     kernel!("vnni-int8-1x1", Int8, 1 x 1, 10.0, super::int8::<_, 1, 1>, "an odd last tile"),
 ];
