@@ -73,7 +73,7 @@ pub(crate) fn linear(
     let rooms = DisjointMut::new(rooms);
     let product = Product { weight, kernels, tokens, halves, out: DisjointMut::new(out) };
     let cut = sweep.map(|(kernel, swept)| Cut::new(kernel, tiles, swept, workers));
-    let streams = Streams { tiles, count: kernels.tile(tiles, (rows - swept).max(1)).tiles };
+    let streams = Streams { tiles, count: kernels.tile(tiles, (rows - swept).max(1)).tiles, apart: rows < MANY };
     let (columns, piece) = (streams.columns(), streams.piece(weight.layout().tile_bytes, rows, workers));
     // One share for all: workers that go over the same tiles at the same time find them in the cache that they share.
     let sweeps = Shares::new(sweeps, 1, cut.as_ref().map_or(0, Cut::parts));
@@ -95,13 +95,16 @@ pub(crate) fn linear(
 }
 
 /// The order that kernels go over tiles in. A matrix is read as so many streams side by side, each from a place of its own on, as
-/// a kernel takes tiles at once: a CPU looks ahead in each of them, and has more of memory under way than with one.
+/// a kernel takes tiles at once: a CPU looks ahead in each of them, and has more of memory under way than with one. With many
+/// tokens, where memory has time, the tiles follow each other, so that each token's outputs fill cache lines.
 #[derive(Clone, Copy, Debug)]
 struct Streams {
     /// All tiles.
     tiles: usize,
     /// Streams.
     count: usize,
+    /// Whether they are.
+    apart: bool,
 }
 
 impl Streams {
@@ -114,7 +117,8 @@ impl Streams {
     fn column(self, column: usize) -> [usize; 3] {
         let long = self.tiles / self.count;
         match column < long {
-            true => [column, long, self.count],
+            true if self.apart => [column, long, self.count],
+            true => [self.count * column, 1, self.count],
             false => [self.count * long, 1, self.tiles % self.count],
         }
     }

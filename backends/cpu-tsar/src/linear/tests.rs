@@ -318,14 +318,17 @@ fn outputs_do_not_depend_on_batch_or_threads() {
 
 #[test]
 fn streams_have_every_tile_once() {
-    for (tiles, count) in (0..40).flat_map(|tiles| (1..=4).map(move |count| (tiles, count))) {
-        let streams = Streams { tiles, count };
+    for (at, apart) in (0..160).flat_map(|at| [false, true].map(|apart| (at, apart))) {
+        let (tiles, count) = (at / 4, at % 4 + 1);
+        let streams = Streams { tiles, count, apart };
         let tiles_of = |column| {
             let [first, apart, here] = streams.column(column);
             (0..here).map(move |at| first + at * apart)
         };
         let mut all: Vec<usize> = (0..streams.columns()).flat_map(tiles_of).collect();
-        assert!((1..streams.columns()).all(|column| column == tiles / count || streams.column(column)[0] == column));
+        let step = if apart { 1 } else { count };
+        let firsts = (0..tiles / count).map(|column| streams.column(column)[0]);
+        assert!(firsts.eq((0..tiles / count).map(|column| step * column)), "streams are gone over in order");
         all.sort_unstable();
         assert!(all.into_iter().eq(0..tiles), "{tiles} tiles as {count} streams");
         for (tokens, workers) in [(1, 1), (1, 2), (15, 3), (16, 3), (500, 3)] {
