@@ -103,7 +103,7 @@ struct Streams {
     tiles: usize,
     /// Streams.
     count: usize,
-    /// Whether they are.
+    /// Whether each begins at a place of its own; else the tiles of a column follow each other.
     apart: bool,
 }
 
