@@ -48,7 +48,7 @@ impl Scratch {
     }
 
     /// Quantises `x` `[rows, columns]` as `activation` says; under [`Activation::Float`] the tokens have
-    /// their floats alone. Beside the tokens comes what products work in.
+    /// their floats alone. Beside them comes what products work in.
     ///
     /// # Panics
     /// If the rows were not reserved and there is no memory for them now.
@@ -59,10 +59,10 @@ impl Scratch {
         activation: Activation,
         x: &'a [f32],
         columns: usize,
-    ) -> (Tokens<'a>, &'a mut Workspaces) {
+    ) -> (Quantized<'a>, &'a mut Workspaces) {
         let (rows, blocks) = (x.len() / columns, columns.div_ceil(BLOCK));
         if activation == Activation::Float {
-            let none = Tokens { x, columns, blocks, codes: &[], scales: &[], sums: &[], centres: &[], totals: &[] };
+            let none = Quantized { x, columns, blocks, codes: &[], scales: &[], sums: &[], centres: &[], totals: &[] };
             return (none, &mut self.rooms);
         }
         self.reserve(rows, columns).expect("the activations were reserved at load");
@@ -94,7 +94,7 @@ impl Scratch {
         }
         let (codes, scales) = (&self.codes[..rows * blocks], &self.scales[..rows * blocks]);
         let (sums, centres) = (&self.sums[..rows * blocks], &self.centres[..rows * blocks]);
-        (Tokens { x, columns, blocks, codes, scales, sums, centres, totals: &self.totals[..rows] }, &mut self.rooms)
+        (Quantized { x, columns, blocks, codes, scales, sums, centres, totals: &self.totals[..rows] }, &mut self.rooms)
     }
 }
 
@@ -107,9 +107,9 @@ fn grow<T: bytemuck::Zeroable>(values: &mut Vec<T>, len: usize) -> Option<()> {
     Some(())
 }
 
-/// A run of tokens as the kernels see them.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Tokens<'a> {
+/// All tokens of a product.
+#[derive(Debug)]
+pub(crate) struct Quantized<'a> {
     /// The floats `[tokens, columns]`.
     x: &'a [f32],
     columns: usize,
@@ -119,6 +119,21 @@ pub(crate) struct Tokens<'a> {
     sums: &'a [i32],
     centres: &'a [i32],
     totals: &'a [i32],
+}
+
+impl<'a> Quantized<'a> {
+    /// Every one of them.
+    pub(crate) fn tokens(&'a self) -> Tokens<'a> {
+        Tokens { all: self, first: 0, len: self.x.len() / self.columns }
+    }
+}
+
+/// A run of tokens as the kernels see them. Three words: a job on a tile takes about a microsecond, and is handed them anew.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Tokens<'a> {
+    all: &'a Quantized<'a>,
+    first: usize,
+    len: usize,
 }
 
 /// The activations of one token.
@@ -139,44 +154,65 @@ pub(crate) struct Token<'a> {
 
 impl<'a> Tokens<'a> {
     /// Number of tokens.
+    #[inline(always)]
     pub(crate) fn len(&self) -> usize {
-        self.x.len() / self.columns
+        self.len
     }
 
     /// Blocks of each token's activations.
+    #[inline(always)]
     pub(crate) fn blocks(&self) -> usize {
-        self.blocks
+        self.all.blocks
     }
 
     /// `count` tokens from the one at `first`.
+    #[inline(always)]
     pub(crate) fn slice(&self, first: usize, count: usize) -> Self {
-        let mut part = Tokens { x: &self.x[first * self.columns..][..count * self.columns], ..*self };
-        if !self.totals.is_empty() {
-            part.codes = &self.codes[first * self.blocks..][..count * self.blocks];
-            part.scales = &self.scales[first * self.blocks..][..count * self.blocks];
-            part.sums = &self.sums[first * self.blocks..][..count * self.blocks];
-            part.centres = &self.centres[first * self.blocks..][..count * self.blocks];
-            part.totals = &self.totals[first..][..count];
-        }
-        part
+        assert!(first + count <= self.len, "no such tokens");
+        Tokens { all: self.all, first: self.first + first, len: count }
     }
 
     /// The quantised activations of one token.
     #[inline(always)]
     pub(crate) fn token(&self, token: usize) -> Token<'a> {
         Token {
-            codes: &self.codes[token * self.blocks..][..self.blocks],
-            scales: &self.scales[token * self.blocks..][..self.blocks],
-            sums: &self.sums[token * self.blocks..][..self.blocks],
-            centres: &self.centres[token * self.blocks..][..self.blocks],
-            total: self.totals[token],
+            codes: self.codes(token),
+            scales: self.blocks_of(self.all.scales, token),
+            sums: self.blocks_of(self.all.sums, token),
+            centres: self.blocks_of(self.all.centres, token),
+            total: self.total(token),
         }
+    }
+
+    /// The codes of one token's blocks.
+    #[inline(always)]
+    pub(crate) fn codes(&self, token: usize) -> &'a [CodeBlock] {
+        self.blocks_of(self.all.codes, token)
+    }
+
+    /// The sum of all codes of a token.
+    #[inline(always)]
+    pub(crate) fn total(&self, token: usize) -> i32 {
+        self.all.totals[self.first + token]
+    }
+
+    /// The scale of a token that has one for all of its blocks.
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))] // Other instruction sets take a token's parts together.
+    pub(crate) fn scale(&self, token: usize) -> f32 {
+        self.all.scales[(self.first + token) * self.all.blocks]
     }
 
     /// The float activations of one token.
     #[inline(always)]
     pub(crate) fn floats(&self, token: usize) -> &'a [f32] {
-        &self.x[token * self.columns..][..self.columns]
+        &self.all.x[(self.first + token) * self.all.columns..][..self.all.columns]
+    }
+
+    /// One token's part of what there is for each block.
+    #[inline(always)]
+    fn blocks_of<T>(&self, all: &'a [T], token: usize) -> &'a [T] {
+        &all[(self.first + token) * self.all.blocks..][..self.all.blocks]
     }
 }
 

@@ -54,7 +54,8 @@ pub(crate) fn linear(
     out: &mut [f32],
 ) {
     assert_eq!((x.len(), out.len()), (rows * weight.columns(), rows * weight.rows()));
-    let (tokens, rooms) = scratch.quantize(pool, isa, weight.activation(), x, weight.columns());
+    let (quantized, rooms) = scratch.quantize(pool, isa, weight.activation(), x, weight.columns());
+    let tokens = quantized.tokens();
     let kernels = weight.kernels();
     if let (Some(variant), Some(layout)) = (kernels.published(), weight.published()) {
         return published::linear(pool, variant, weight, layout, tokens, rooms, out);

@@ -154,7 +154,7 @@ fn build_table(simd: Simd, table: &mut [Lanes; TABLE], part: usize, x: [__m256i;
 fn columns(simd: Simd, tokens: &Tokens<'_>, block: usize, half: usize, first: usize) -> [__m128i; 16] {
     let mut bytes: [__m128i; 16] = [simd.sse2._mm_setzero_si128(); 16];
     for token in first..tokens.len().min(first + 16) {
-        let codes: &CodeBlock = &tokens.token(token).codes[block];
+        let codes: &CodeBlock = &tokens.codes(token)[block];
         bytes[token - first] = pulp::cast(*codes.as_chunks::<4>().0[half].first_chunk::<4>().expect("half a block"));
     }
     // Interleaving row i with row i + 8 four times transposes 16 x 16 bytes.
@@ -236,7 +236,7 @@ fn total(simd: Simd, narrow: &Lanes, wide: Option<&Wide>, part: usize) -> __m256
 fn token_scales(job: &Job<'_>) -> [[f32; 8]; LANES / 8] {
     let mut scales = [[0.0; 8]; LANES / 8];
     for token in 0..job.tokens.len() {
-        scales[token / 8][token % 8] = job.tokens.token(token).scales[0];
+        scales[token / 8][token % 8] = job.tokens.scale(token);
     }
     scales
 }

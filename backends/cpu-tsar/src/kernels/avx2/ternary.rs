@@ -3,8 +3,8 @@
 use std::arch::asm;
 use std::arch::x86_64::{__m256i, _mm256_set1_epi8, _mm256_setzero_si256};
 
-use super::{Simd, activations, add_pairs, and, broadcast, floats, load, multiply_add, prefetch_next};
-use crate::activations::{CodeBlock, Token};
+use super::{Simd, add_pairs, and, broadcast, floats, load, multiply_add, prefetch_next};
+use crate::activations::CodeBlock;
 use crate::kernels::{Job, Outputs};
 use crate::weights::TILE;
 
@@ -15,10 +15,10 @@ type Block = [u8; 64];
 /// they have a sum of their own, and the vector is shifted once instead of three times.
 #[inline(always)]
 pub(super) fn decode<const R: usize>(simd: Simd, job: &Job<'_>, out: &mut [Outputs]) {
-    let token = job.tokens.token(0);
+    let activations = job.tokens.codes(0);
     let codes = codes::<R>(job);
     let mut sums = [simd.avx._mm256_setzero_si256(); R];
-    let blocks = token.codes.len();
+    let blocks = activations.len();
     let mut first = 0;
     while first < blocks {
         // A pair of codes times 4 is at most 4 · 2 · 2 · 127 = 2032, and 16 of them fit in int16.
@@ -27,11 +27,11 @@ pub(super) fn decode<const R: usize>(simd: Simd, job: &Job<'_>, out: &mut [Outpu
         for r in 0..R {
             part[r] = &codes[r][first..last];
         }
-        decode_blocks(simd, job, part, &token.codes[first..last], &mut sums);
+        decode_blocks(simd, job, part, &activations[first..last], &mut sums);
         first = last;
     }
     for r in 0..R {
-        out[r] = scaled(simd, job.tile(r), sums[r], &token);
+        out[r] = scaled(simd, job, [r, 0], sums[r]);
     }
 }
 
@@ -75,7 +75,10 @@ fn decode_blocks<const R: usize>(
 pub(super) fn prefill<const R: usize, const T: usize>(simd: Simd, job: &Job<'_>, out: &mut [Outputs]) {
     let codes = codes::<R>(job);
     let blocks = job.layout.blocks;
-    let activations = activations::<T>(job).codes;
+    let mut activations = [&[][..]; T];
+    for t in 0..T {
+        activations[t] = &job.tokens.codes(t)[..blocks];
+    }
     let mut sums = [[simd.avx._mm256_setzero_si256(); T]; R];
     let mut first = 0;
     while first < blocks {
@@ -98,7 +101,7 @@ pub(super) fn prefill<const R: usize, const T: usize>(simd: Simd, job: &Job<'_>,
     }
     for r in 0..R {
         for t in 0..T {
-            out[r * T + t] = scaled(simd, job.tile(r), sums[r][t], &job.tokens.token(t));
+            out[r * T + t] = scaled(simd, job, [r, t], sums[r][t]);
         }
     }
 }
@@ -252,9 +255,9 @@ fn codes<'a, const R: usize>(job: &Job<'a>) -> [&'a [Block]; R] {
 
 /// Takes the activations' sum for the codes' offset of 1 and applies the scales.
 #[inline(always)]
-fn scaled(simd: Simd, tile: &[u8], sums: __m256i, token: &Token<'_>) -> Outputs {
-    let sums = simd.avx2._mm256_sub_epi32(sums, simd.avx._mm256_set1_epi32(token.total));
-    let scales: [f32; TILE] = pulp::cast(*tile.first_chunk::<{ 4 * TILE }>().expect("a tile has a header"));
-    let scales = simd.avx._mm256_mul_ps(floats(scales), simd.avx._mm256_set1_ps(token.scales[0]));
+fn scaled(simd: Simd, job: &Job<'_>, [tile, token]: [usize; 2], sums: __m256i) -> Outputs {
+    let sums = simd.avx2._mm256_sub_epi32(sums, simd.avx._mm256_set1_epi32(job.tokens.total(token)));
+    let scales: [f32; TILE] = pulp::cast(*job.tile(tile).first_chunk::<{ 4 * TILE }>().expect("a tile has a header"));
+    let scales = simd.avx._mm256_mul_ps(floats(scales), simd.avx._mm256_set1_ps(job.tokens.scale(token)));
     Outputs(pulp::cast(simd.avx._mm256_mul_ps(simd.avx._mm256_cvtepi32_ps(sums), scales)))
 }
