@@ -11,6 +11,7 @@ use crate::isa::Isa;
 use crate::kernels::{
     HalfBlock, Job, KernelInfo, Kernels, LANES, MAX_OUTPUTS, Outputs, Run, Selection, Sweep, Workspace, Workspaces,
 };
+use crate::memory::Stream;
 use crate::pool::{DisjointMut, Pool, chunk};
 use crate::shares::Shares;
 use crate::weights::{TILE, Weight};
@@ -219,18 +220,19 @@ impl Product<'_> {
         let job = Job { layout, tiles: bytes, apart: layout.tile_bytes, tokens: tokens_of, halves, ahead: false };
         (sweep.sums)(&job, room);
         let mut outputs = [[Outputs::default(); LANES]; STORED];
+        let stream = Stream::default();
         for token in (0..tokens.len()).step_by(LANES) {
             let tokens = tokens.start + token..tokens.end.min(tokens.start + token + LANES);
             for first in (0..tiles.len()).step_by(STORED) {
                 let outputs = &mut outputs[..STORED.min(tiles.len() - first)];
                 (sweep.outputs)(&job, room, [first, token], outputs);
-                self.store_tiles(tiles.start + first, tokens.clone(), outputs);
+                self.store_tiles(&stream, tiles.start + first, tokens.clone(), outputs);
             }
         }
     }
 
     /// Copies outputs `[tile][token]` to their places, token by token: a cache line is filled before another is begun.
-    fn store_tiles(&self, first: usize, tokens: Range<usize>, outputs: &[[Outputs; LANES]]) {
+    fn store_tiles(&self, stream: &Stream, first: usize, tokens: Range<usize>, outputs: &[[Outputs; LANES]]) {
         let rows = first * TILE..((first + outputs.len()) * TILE).min(self.weight.rows());
         for (at, token) in tokens.enumerate() {
             let start = token * self.weight.rows();
@@ -238,7 +240,10 @@ impl Product<'_> {
             // SAFETY: a tile is given to one thread for a token, so nobody else holds these rows of it.
             let out = unsafe { self.out.range(start + rows.start..start + rows.end) };
             for (out, outputs) in out.chunks_mut(TILE).zip(outputs) {
-                put(out, &outputs[at]);
+                match out.try_into() {
+                    Ok(out) => stream.store(out, &outputs[at].0),
+                    Err(_) => put(out, &outputs[at]),
+                }
             }
         }
     }

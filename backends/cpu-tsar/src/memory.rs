@@ -1,12 +1,14 @@
 //! Host memory that is asked for politely: too much of it is an error, not an abort.
 
 mod aligned;
+mod stream;
 
 use bytemuck::Zeroable;
 use bytemuck::allocation::try_zeroed_vec;
 use trine_backend::{Error, Result};
 
 pub(crate) use aligned::Aligned;
+pub(crate) use stream::Stream;
 
 /// `len` zeros. The system gives large ones lazily: pages that are never touched take no memory and no time.
 pub(crate) fn zeros<T: Zeroable>(len: usize, what: &str) -> Result<Vec<T>> {
