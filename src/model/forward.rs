@@ -181,13 +181,15 @@ fn attention<B: Backend>(
 /// `delta = W_down · sub_norm(gate(W_gate · normed) * (W_up · normed))`
 fn feed_forward<B: Backend>(b: &mut B, config: &Config, layer: &Layer<B>, s: &mut Activations<B>) {
     apply(b, &mut s.gate_up, &s.normed, &layer.gate_up);
-    b.gated(&mut s.gated, &s.gate_up, config.gate);
     let gated = match (&mut s.gated_normed, &layer.feed_forward_norm) {
         (Some(normed), Some(weight)) => {
-            b.rms_norm(normed, &s.gated, weight, config.eps);
+            b.gated_rms_norm(normed, &mut s.gated, &s.gate_up, config.gate, weight, config.eps);
             normed
         }
-        _ => &s.gated,
+        _ => {
+            b.gated(&mut s.gated, &s.gate_up, config.gate);
+            &s.gated
+        }
     };
     apply(b, &mut s.delta, gated, &layer.down);
 }

@@ -277,6 +277,21 @@ pub trait Backend: Sized + Send + 'static {
         self.rms_norm(out, x, weight, eps);
     }
 
+    /// `gated[r] = gate(g[r]) · u[r]`, where a row of `gate_up` is `[g | u]`, then `out[r] = rms_norm(gated[r])`. What `gated`
+    /// holds afterwards is the device's affair.
+    fn gated_rms_norm(
+        &mut self,
+        out: &mut Self::Buf,
+        gated: &mut Self::Buf,
+        gate_up: &Self::Buf,
+        gate: Gate,
+        weight: &Self::Buf,
+        eps: f32,
+    ) {
+        self.gated(gated, gate_up, gate);
+        self.rms_norm(out, gated, weight, eps);
+    }
+
     /// RoPE, then the store of keys and values.
     fn rope_store_kv(&mut self, kv: &mut Self::Kv, layer: usize, qkv: &mut Self::Buf, heads: Heads, table: &Self::Buf) {
         self.rope(qkv, heads, table);

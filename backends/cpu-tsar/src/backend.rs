@@ -169,4 +169,14 @@ impl Backend for CpuTsar {
         let (out, x, y) = (out.front_mut(rows), x.front_mut(rows), y.front(rows));
         norm::add_rms_norm(self.pools.chosen(), self.isa, out, x, y, weight.row(0), eps);
     }
+
+    fn gated_rms_norm(&mut self, out: &mut Buf, gated: &mut Buf, gate_up: &Buf, gate: Gate, weight: &Buf, eps: f32) {
+        let (rows, pool) = (self.rows.len(), self.pools.chosen());
+        if rows < pool.threads() {
+            // A row that several threads share out.
+            self.gated(gated, gate_up, gate);
+            return self.rms_norm(out, gated, weight, eps);
+        }
+        gate::gated_rms_norm(pool, self.isa, out.front_mut(rows), gate_up.front(rows), gate, weight.row(0), eps);
+    }
 }

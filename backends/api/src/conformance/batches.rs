@@ -44,9 +44,13 @@ fn rows_of_ops<B: Backend>(options: &B::Options, checker: &mut Checker) -> Resul
     let inputs = dense_matrix(Format::F32, COLUMNS, &random.floats(INPUTS * COLUMNS, 4.0));
     let table = prepare(&mut backend, &inputs)?;
     let norm = upload(&mut backend, COLUMNS, &random.floats(COLUMNS, 1.0))?;
+    let gate_norm = upload(&mut backend, COLUMNS / 2, &random.floats(COLUMNS / 2, 1.0))?;
     let mut x = output(&mut backend, INPUTS, COLUMNS)?;
+    let mut room = output(&mut backend, INPUTS, COLUMNS / 2)?;
     let mut watched = Vec::new();
-    for (op, columns) in [("rms_norm", COLUMNS), ("gated", COLUMNS / 2), ("add_rms_norm", COLUMNS)] {
+    let ops =
+        [("rms_norm", COLUMNS), ("gated", COLUMNS / 2), ("add_rms_norm", COLUMNS), ("gated_rms_norm", COLUMNS / 2)];
+    for (op, columns) in ops {
         let out = output(&mut backend, INPUTS, columns)?;
         watched.push(Watched::<B> { op, label: format!("{columns} columns"), columns, out });
     }
@@ -64,10 +68,11 @@ fn rows_of_ops<B: Backend>(options: &B::Options, checker: &mut Checker) -> Resul
         let rows: Vec<Row> = tokens.iter().map(|&token| row(token, 0, token)).collect();
         backend
             .step(&rows, |b| {
-                let (ops, products) = watched.split_at_mut(3);
+                let (ops, products) = watched.split_at_mut(ops.len());
                 b.embed(&mut x, &table);
                 b.rms_norm(&mut ops[0].out, &x, &norm, 1e-5);
                 b.gated(&mut ops[1].out, &x, Gate::Silu);
+                b.gated_rms_norm(&mut ops[3].out, &mut room, &x, Gate::Relu2, &gate_norm, 1e-5);
                 products.iter_mut().zip(&weights).for_each(|(product, w)| b.linear(&mut product.out, &x, w));
                 let (first, rest) = ops.split_at_mut(1);
                 b.add_rms_norm(&mut rest[1].out, &mut x, &first[0].out, &norm, 1e-5);

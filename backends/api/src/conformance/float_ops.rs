@@ -6,6 +6,7 @@
 //! - `rope`: `4 u (|a cos| + |b sin|)`.
 //! - `gated`: Silu relative `(16 + 4 |x|) u`, since an exponential is only as good as its argument, and
 //!   1e-35 · |u| absolute, since `exp(-x)` overflows f32 below -88; relu² relative `4 u`.
+//! - `gated_rms_norm`: what the device's own two ops give, within the bounds of both.
 
 use super::check::{Case, Checker, Failure, ROUNDING, Report, refused};
 use super::data::{Random, dense_matrix, plain_rows, rope_table};
@@ -223,32 +224,51 @@ fn heads<B: Backend>(options: &B::Options, checker: &mut Checker) -> Result<(), 
     Ok(())
 }
 
-/// For both gates, `[batch + 1, columns]`.
-fn run_gates<B: Backend>(options: &B::Options, inputs: &[(usize, Vec<f32>)]) -> Result<Vec<[Vec<f32>; 2]>, Failure> {
+/// What gates give, each `[batch + 1, columns]`, for [`GATES`] in turn.
+#[derive(Default)]
+struct Gated {
+    gated: [Vec<f32>; 2],
+    /// The norm of that, and both by one op.
+    normed: [Vec<f32>; 2],
+    fused: [Vec<f32>; 2],
+}
+
+const GATES: [Gate; 2] = [Gate::Silu, Gate::Relu2];
+const GATE_ROWS: usize = 3;
+
+fn run_gates<B: Backend>(options: &B::Options, inputs: &[(usize, Vec<f32>)]) -> Result<Vec<Gated>, Failure> {
+    let mut random = Random::new(13);
     let mut backend = open::<B>(options)?;
     let mut work = Vec::new();
     for (columns, input) in inputs {
         let batch = input.len() / columns / 2;
         let gate_up = upload(&mut backend, 2 * columns, input)?;
-        let outs = [output(&mut backend, batch + 1, *columns)?, output(&mut backend, batch + 1, *columns)?];
-        work.push((gate_up, outs));
+        let weight: Vec<f32> = (0..*columns).map(|_| 1.0 + 0.5 * random.signed()).collect();
+        let weight = upload(&mut backend, *columns, &weight)?;
+        let mut out = || output(&mut backend, batch + 1, *columns);
+        work.push((gate_up, weight, [[out()?, out()?, out()?, out()?], [out()?, out()?, out()?, out()?]]));
     }
     let record = |b: &mut B| {
-        for (gate_up, [silu, relu2]) in &mut work {
-            b.gated(silu, gate_up, Gate::Silu);
-            b.gated(relu2, gate_up, Gate::Relu2);
+        for (gate_up, weight, outs) in &mut work {
+            for ([gated, normed, fused, room], gate) in outs.iter_mut().zip(GATES) {
+                b.gated(gated, gate_up, gate);
+                b.rms_norm(normed, gated, weight, 1e-5);
+                b.gated_rms_norm(fused, room, gate_up, gate, weight, 1e-5);
+            }
         }
     };
     backend.step(&plain_rows(GATE_ROWS), record).map_err(refused("gated", format!("batch {GATE_ROWS}")))?;
     let mut results = Vec::new();
-    for ((columns, _), (_, [silu, relu2])) in inputs.iter().zip(&work) {
-        let mut result = |buf| read(&mut backend, buf, GATE_ROWS + 1, *columns);
-        results.push([result(silu)?, result(relu2)?]);
+    for ((columns, _), (_, _, outs)) in inputs.iter().zip(&work) {
+        let mut result = Gated::default();
+        for (at, [gated, normed, fused, _]) in outs.iter().enumerate() {
+            let mut read = |buf| read(&mut backend, buf, GATE_ROWS + 1, *columns);
+            (result.gated[at], result.normed[at], result.fused[at]) = (read(gated)?, read(normed)?, read(fused)?);
+        }
+        results.push(result);
     }
     Ok(results)
 }
-
-const GATE_ROWS: usize = 3;
 
 fn gates<B: Backend>(options: &B::Options, checker: &mut Checker) -> Result<(), Failure> {
     const EXTREMES: [f32; 14] =
@@ -272,22 +292,29 @@ fn gates<B: Backend>(options: &B::Options, checker: &mut Checker) -> Result<(), 
             }
             let x = at / columns * 2 * columns + at % columns;
             let (x, up) = (f64::from(input[x]), f64::from(input[x + columns]));
-            (16.0 + 4.0 * x.abs()) * ROUNDING * f64::from(want[0][at]).abs() + 1e-35 * up.abs()
+            (16.0 + 4.0 * x.abs()) * ROUNDING * f64::from(want.gated[0][at]).abs() + 1e-35 * up.abs()
         };
         checker.within(
             Case { op: "gated", label: &format!("Silu, {label}"), columns: *columns },
-            &got[0],
-            &want[0],
+            &got.gated[0],
+            &want.gated[0],
             silu,
         )?;
-        let relu2 =
-            |at: usize| if at < GATE_ROWS * columns { 4.0 * ROUNDING * f64::from(want[1][at]).abs() } else { 0.0 };
+        let relu2 = |at: usize| {
+            if at < GATE_ROWS * columns { 4.0 * ROUNDING * f64::from(want.gated[1][at]).abs() } else { 0.0 }
+        };
         checker.within(
             Case { op: "gated", label: &format!("Relu2, {label}"), columns: *columns },
-            &got[1],
-            &want[1],
+            &got.gated[1],
+            &want.gated[1],
             relu2,
         )?;
+        for (gate, (fused, normed)) in GATES.into_iter().zip(got.fused.iter().zip(&got.normed)) {
+            let label = format!("{gate:?}, {label}");
+            // A gate of an argument within ±12, and what its error makes of the norm.
+            let bound = |at: usize| norm_bound(*columns, normed[at]) + 128.0 * ROUNDING * f64::from(normed[at]).abs();
+            checker.within(Case { op: "gated_rms_norm", label: &label, columns: *columns }, fused, normed, bound)?;
+        }
     }
     Ok(())
 }

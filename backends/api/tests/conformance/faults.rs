@@ -78,6 +78,7 @@ found! {
     keeps_first_rows_in_models: KeepsFirstRows by MODELS in "model";
     forgets_selection: ForgetsSelection by FLOATS in "select_outputs";
     fusion_loses_sum: FusionLosesSum by FLOATS in "add_rms_norm";
+    fusion_uses_old_gate: FusionUsesOldGate by FLOATS in "gated_rms_norm";
 }
 
 /// The wrapper itself conforms, and finds every step size recorded in one way.

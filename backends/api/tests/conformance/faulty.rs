@@ -84,6 +84,8 @@ pub(crate) enum Fault {
     ForgetsSelection,
     /// `add_rms_norm` leaves `x` as it was.
     FusionLosesSum,
+    /// `gated_rms_norm` takes the norm of what was in its room before.
+    FusionUsesOldGate,
     /// A step of one row does not write what its gate was given, as if that were discarded.
     LosesHalves,
     /// A step of one row does not write the vectors that attention was given, as if they were discarded.
@@ -439,6 +441,16 @@ impl Backend for Faulty {
         self.rms_norm(out, x, weight, eps);
         if self.fault == Fault::FusionLosesSum {
             x.inner = before;
+        }
+    }
+
+    fn gated_rms_norm(&mut self, out: &mut Buf, gated: &mut Buf, gate_up: &Buf, gate: Gate, weight: &Buf, eps: f32) {
+        if self.fault == Fault::FusionUsesOldGate {
+            self.rms_norm(out, gated, weight, eps);
+            self.gated(gated, gate_up, gate);
+        } else {
+            self.gated(gated, gate_up, gate);
+            self.rms_norm(out, gated, weight, eps);
         }
     }
 

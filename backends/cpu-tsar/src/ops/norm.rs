@@ -8,7 +8,7 @@ use crate::isa::Isa;
 use crate::pool::Pool;
 
 /// Simple operations that a norm costs per value: two passes, one in f64.
-const COST: usize = 2;
+pub(super) const COST: usize = 2;
 
 /// `out[r] = x[r] / sqrt(mean(x[r]²) + eps) · weight`; `out` and `x` are `[rows, weight.len()]`.
 pub(crate) fn rms_norm(pool: &Pool, isa: Isa, out: &mut [f32], x: &[f32], weight: &[f32], eps: f32) {
@@ -19,6 +19,11 @@ pub(crate) fn rms_norm(pool: &Pool, isa: Isa, out: &mut [f32], x: &[f32], weight
         let x = &x[start..start + out.len()];
         isa.vectorize(NormRows { out, x, weight, eps });
     });
+}
+
+/// RMSNorm of one row where it is.
+pub(super) fn rms_norm_in_place(isa: Isa, x: &mut [f32], weight: &[f32], eps: f32) {
+    isa.vectorize(NormInPlace { x, weight, eps });
 }
 
 /// `x[r] += y[r]`, then `out[r] = rms_norm(x[r])`, while the row is in the nearest cache.
@@ -50,6 +55,12 @@ fn norm_row(out: &mut [f32], x: &[f32], weight: &[f32], eps: f32) {
     for ((out, &x), &weight) in out.iter_mut().zip(x).zip(weight) {
         *out = x * scale * weight;
     }
+}
+
+#[inline(always)]
+fn scale_row(x: &mut [f32], weight: &[f32], eps: f32) {
+    let scale = scale_of(x, eps);
+    x.iter_mut().zip(weight).for_each(|(x, weight)| *x = *x * scale * weight);
 }
 
 struct NormRows<'a> {
@@ -93,6 +104,21 @@ impl NullaryFnOnce for AddNormRows<'_> {
     }
 }
 
+struct NormInPlace<'a> {
+    x: &'a mut [f32],
+    weight: &'a [f32],
+    eps: f32,
+}
+
+impl NullaryFnOnce for NormInPlace<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn call(self) {
+        scale_row(self.x, self.weight, self.eps);
+    }
+}
+
 struct NormHeads<'a> {
     qkv: &'a mut [f32],
     heads: Heads,
@@ -110,8 +136,7 @@ impl NullaryFnOnce for NormHeads<'_> {
         for row in self.qkv.chunks_exact_mut(self.heads.fused_width()) {
             for (head, x) in row.chunks_exact_mut(dim).take(query + kv).enumerate() {
                 let weight = if head < query { self.query } else { self.key };
-                let scale = scale_of(x, self.eps);
-                x.iter_mut().zip(weight).for_each(|(x, weight)| *x = *x * scale * weight);
+                scale_row(x, weight, self.eps);
             }
         }
     }
