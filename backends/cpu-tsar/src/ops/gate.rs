@@ -30,8 +30,9 @@ pub(crate) fn gated_rms_norm(
     weight: &[f32],
     eps: f32,
 ) {
-    assert_eq!(gate_up.len(), 2 * out.len());
     let columns = weight.len();
+    assert_eq!(gate_up.len(), 2 * out.len());
+    assert!(out.len().is_multiple_of(columns), "rows are not as wide as the norm's weight");
     split(pool, out, columns, cost(gate) + norm::COST, |start, out| {
         for (out, gate_up) in out.chunks_exact_mut(columns).zip(gate_up[2 * start..].chunks_exact(2 * columns)) {
             let (g, u) = gate_up.split_at(columns);
