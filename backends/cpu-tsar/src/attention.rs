@@ -17,14 +17,11 @@ use std::ops::Range;
 use trine_backend::{Heads, Row};
 
 use crate::isa::Isa;
-use crate::kv::Kv;
+use crate::kv::{CHUNK, Kv};
 use crate::memory::Aligned;
 use crate::pool::{DisjointMut, Pool};
 use crate::simd::LANES;
 use kernel::{Chunk, Partial, finish, merge};
-
-/// Positions of a chunk: a few µs of work, so that a fork is worth it and a context splits well.
-const CHUNK: usize = 256;
 
 /// Whole heads are given to workers if there are so many for each of them; with fewer, the last worker to
 /// finish would keep the others waiting, and chunks are given out instead.

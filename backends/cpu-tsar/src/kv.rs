@@ -1,11 +1,15 @@
-//! The KV cache: a head's vectors lie one after another, as attention reads them.
+//! The KV cache: chunk by chunk of positions, in which a head's vectors lie one after another, as attention reads them.
 //!
-//! Values are `[layer, sequence, kv head, position, dim]`, each padded with zeros to whole lanes: attention adds them up, a lane
-//! for each column. Keys are `[layer, sequence, kv head, block of positions, dim, position]`: a lane for each position gives
-//! the scores of a block as they are, where sums over a key's lanes would have to be added up for every score.
+//! Values are `[sequence, chunk, layer, kv head, position, dim]`, each padded with zeros to whole lanes: attention adds them up, a
+//! lane for each column. Keys are `[sequence, chunk, layer, kv head, block of positions, dim, position]`: a lane for each position
+//! gives the scores of a block as they are, where sums over a key's lanes would have to be added up for every score.
+//!
+//! What a text of some length has touched lies together, whatever the context that there is room for. So pages of 2 MB take
+//! little more than it needs, and attention, which goes from page to page, waits less for their addresses.
 
 use std::ops::Range;
 
+use bytemuck::Zeroable;
 use half::slice::{HalfBitsSliceExt, HalfFloatSliceExt};
 use pulp::NullaryFnOnce;
 use trine_backend::{Error, Heads, KvFormat, KvShape, Result, Row, activation};
@@ -14,6 +18,10 @@ use crate::isa::Isa;
 use crate::memory::Aligned;
 use crate::ops::math::ROUND;
 use crate::simd::LANES;
+
+/// Positions of a chunk, the last of a sequence's may be shorter: a few µs of work for attention, so that a fork is worth it and
+/// a context splits well.
+pub(crate) const CHUNK: usize = 256;
 
 /// Keys and values of every layer and sequence.
 #[derive(Debug)]
@@ -75,7 +83,9 @@ impl Kv {
         let sequence = sequence as usize;
         assert!(layer < layers && sequence < sequences && head < kv_heads, "no such layer, sequence or head");
         assert!(position < context, "position {position} of a cache of {context}");
-        ((layer * sequences + sequence) * kv_heads + head) * context.next_multiple_of(LANES) + position
+        let (context, start) = (context.next_multiple_of(LANES), position / CHUNK * CHUNK);
+        let chunk = CHUNK.min(context - start);
+        (sequence * context + start) * layers * kv_heads + (layer * kv_heads + head) * chunk + position - start
     }
 
     /// Panics unless the cache is one of these heads.
@@ -103,6 +113,9 @@ impl Kv {
 
     /// Keys `[blocks, dim, LANES]` and values `[positions, stride]` of `positions`, which start with a block. The last block of
     /// keys may have more positions, with whatever they hold.
+    ///
+    /// # Panics
+    /// If they are not of one chunk.
     pub(crate) fn vectors(
         &self,
         layer: usize,
@@ -111,6 +124,7 @@ impl Kv {
         positions: Range<usize>,
     ) -> [Vectors<'_>; 2] {
         assert!(positions.start.is_multiple_of(LANES), "keys are read from the start of a block");
+        assert_eq!(positions.start / CHUNK, (positions.end - 1) / CHUNK, "positions of one chunk");
         let first = self.index(layer, sequence, head, positions.start);
         let last = self.index(layer, sequence, head, positions.end - 1) + 1;
         let keys = self.keys.vectors(first..last.next_multiple_of(LANES), self.shape.head_dim);
@@ -123,9 +137,9 @@ impl Cells {
         let vectors = vectors.unwrap_or(usize::MAX);
         let cells = width.and_then(|width| vectors.checked_mul(width)).unwrap_or(usize::MAX);
         Ok(match format {
-            KvFormat::F32 => Cells::F32(Aligned::zeroed(cells, what)?),
-            KvFormat::F16 => Cells::F16(Aligned::zeroed(cells, what)?),
-            KvFormat::Int8 => Cells::Int8(Aligned::zeroed(cells, what)?, Aligned::zeroed(vectors, what)?),
+            KvFormat::F32 => Cells::F32(large(cells, what)?),
+            KvFormat::F16 => Cells::F16(large(cells, what)?),
+            KvFormat::Int8 => Cells::Int8(large(cells, what)?, large(vectors, what)?),
         })
     }
 
@@ -156,6 +170,13 @@ impl Cells {
             Cells::Int8(codes, scales) => Vectors::Int8(&codes[cells], &scales[range]),
         }
     }
+}
+
+/// Zeros, of which those that are touched may come in pages of 2 MB.
+fn large<T: Zeroable>(len: usize, what: &str) -> Result<Aligned<T>> {
+    let mut memory = Aligned::zeroed(len, what)?;
+    memory.ask_for_huge_pages();
+    Ok(memory)
 }
 
 /// Numbers of a vector that are converted together.
@@ -228,6 +249,44 @@ mod tests {
         }
         let [Vectors::F16(other), _] = kv.vectors(1, 0, 0, 0..13) else { panic!() };
         assert!(other.iter().all(|&bits| bits == 0));
+    }
+
+    #[test]
+    fn every_vector_has_a_place_of_its_own_and_short_texts_lie_together() {
+        for context in [13, CHUNK, CHUNK + 1, 2 * CHUNK + 44] {
+            let shape = KvShape { context, ..SHAPE };
+            let kv = Kv::new(shape, KvFormat::F16).unwrap();
+            let per_position = shape.layers * shape.kv_heads;
+            let mut taken = vec![false; shape.sequences * per_position * context.next_multiple_of(LANES)];
+            for sequence in 0..shape.sequences {
+                let start = sequence * per_position * context.next_multiple_of(LANES);
+                for position in 0..context {
+                    let end = (position / CHUNK * CHUNK + CHUNK).min(context.next_multiple_of(LANES));
+                    for (layer, head) in
+                        (0..shape.layers).flat_map(|layer| (0..shape.kv_heads).map(move |head| (layer, head)))
+                    {
+                        let index = kv.index(layer, sequence as u32, head, position);
+                        assert!(!std::mem::replace(&mut taken[index], true), "{layer} {sequence} {head} {position}");
+                        assert!((start..start + per_position * end).contains(&index), "beyond the text's chunks");
+                        assert_eq!(index % LANES, position % LANES, "blocks of keys are whole");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn vectors_of_the_last_chunk_are_where_they_were_stored() {
+        let heads = Heads { query: 3, kv: 3, dim: 10 };
+        let shape = KvShape { context: CHUNK + 20, ..SHAPE };
+        let qkv: Vec<f32> = (0..heads.fused_width()).map(|i| i as f32 - 20.0).collect();
+        let mut kv = Kv::new(shape, KvFormat::F32).unwrap();
+        let position = CHUNK as u32 + 17;
+        kv.store(Isa::detect(), 1, &[Row { token: 0, sequence: 1, position, output: true }], &qkv, heads);
+        let [Vectors::F32(keys), Vectors::F32(values)] = kv.vectors(1, 1, 2, CHUNK..CHUNK + 18) else { panic!() };
+        assert_eq!((keys.len(), values.len()), (3 * LANES * 10, 18 * 16));
+        let key: Vec<f32> = keys[2 * LANES * 10..].iter().skip(1).step_by(LANES).copied().collect();
+        assert_eq!((&key[..], &values[17 * 16..][..10]), (&qkv[50..60], &qkv[80..90]));
     }
 
     #[test]
