@@ -17,9 +17,10 @@ use std::ops::Range;
 use trine_backend::{Heads, Row};
 
 use crate::isa::Isa;
-use crate::kv::{CHUNK, Kv};
+use crate::kv::{CHUNK, Kv, Vectors};
 use crate::memory::Aligned;
 use crate::pool::{DisjointMut, Pool};
+use crate::shares::Left;
 use crate::simd::LANES;
 use kernel::{Chunk, Partial, finish, merge};
 
@@ -37,8 +38,9 @@ const SERIAL_LIMIT: usize = 64 * 1024;
 #[derive(Debug, Default)]
 pub(crate) struct Scratch {
     workers: Vec<Worker>,
-    /// Partial results, `[row, kv head, chunk]`.
+    /// Partial results, `[row, chunk, kv head]`.
     partials: Aligned<f32>,
+    shares: Vec<Left>,
 }
 
 /// One worker's own.
@@ -55,6 +57,16 @@ struct Worker {
     /// The partial results of one chunk, and those of all before it.
     chunk: Aligned<f32>,
     head: Aligned<f32>,
+    /// Where the keys are that were asked for last.
+    asked: usize,
+}
+
+/// A chunk of a row's positions for one key/value head.
+#[derive(Clone, Copy)]
+struct Place {
+    row: usize,
+    chunk: usize,
+    head: usize,
 }
 
 /// Length of the partial results of a row: `[values: group x stride | highest: group | total: group]`.
@@ -83,7 +95,8 @@ impl Scratch {
             grow(&mut worker.chunk, rows * partial);
             grow(&mut worker.head, rows * partial);
         }
-        grow(&mut self.partials, HEADS_PER_WORKER * threads * context.div_ceil(CHUNK) * partial);
+        let pairs = (HEADS_PER_WORKER * threads).max(heads.kv);
+        grow(&mut self.partials, pairs * context.div_ceil(CHUNK) * partial);
     }
 }
 
@@ -131,14 +144,16 @@ pub(crate) fn attend(
     let wanted = HEADS_PER_WORKER * pool.threads();
     let block = (pairs / wanted).clamp(1, block_rows(heads));
     let call = Call { isa, rows, qkv, kv, layer, heads, block };
-    if pool.threads() == 1 || work < SERIAL_LIMIT {
+    // Of one row also on one thread: all heads of a chunk lie together.
+    let by_chunk = chunks > 1 && (rows.len() == 1 || pool.threads() > 1 && pairs < wanted);
+    if work < SERIAL_LIMIT || pool.threads() == 1 && !by_chunk {
         let call = Call { block: block_rows(heads), ..call };
         let worker = &mut scratch.workers[0];
         let out = DisjointMut::new(out);
         for block in call.blocks() {
             (0..heads.kv).for_each(|head| call.whole_block(&block, head, &out, worker));
         }
-    } else if chunks == 1 || pairs >= wanted {
+    } else if !by_chunk {
         let out = DisjointMut::new(out);
         let blocks = call.blocks().count();
         // Blocks of no size: all that is wanted is each number once.
@@ -151,13 +166,16 @@ pub(crate) fn attend(
     } else {
         let partial = partial_len(heads);
         let partials = &mut scratch.partials[..pairs * chunks * partial];
-        pool.each(partials, partial, &mut scratch.workers, |item, partial, worker| {
-            call.one_chunk(item / chunks, item % chunks, partial, worker);
+        let Scratch { workers, shares, .. } = scratch;
+        let positions = |item| call.place(chunks, item).map_or(0, |place| call.positions(place).len());
+        pool.each_by_cost(shares, positions, partials, partial, workers, |item, partial, worker| {
+            call.one_chunk(chunks, item, partial, worker);
         });
         let partials = &*partials;
         pool.each(out, width, &mut scratch.workers, |pair, out, worker| {
-            let partials = partials[pair * chunks * partial..].chunks_exact(partial);
-            call.merge_chunks(pair, partials, out, worker);
+            let (row, head) = (pair / heads.kv, pair % heads.kv);
+            let partials = partials[row * chunks * heads.kv * partial..].chunks_exact(partial);
+            call.merge_chunks(pair, partials.skip(head).step_by(heads.kv), out, worker);
         });
     }
 }
@@ -185,19 +203,21 @@ impl Call<'_> {
     fn whole_block(&self, rows: &Range<usize>, head: usize, out: &DisjointMut<'_, f32>, worker: &mut Worker) {
         let (group, dim) = (self.heads.group(), self.heads.dim);
         let (heads, len) = (rows.len() * group, rows.len() * partial_len(self.heads));
-        let Worker { queries, scores, lens, widened, chunk: part, head: all } = worker;
+        let Worker { queries, scores, lens, widened, chunk: part, head: all, asked } = worker;
         self.load_queries(rows, head, queries);
         let mut all = Partial::of(&mut all[..len], heads);
         let chunks = self.rows[rows.clone()].iter().map(chunks_of).max().unwrap_or(0);
+        let row = rows.clone().max_by_key(|&row| self.rows[row].position).unwrap_or(rows.start);
         for chunk in 0..chunks {
             self.see(rows, chunk, lens);
+            let place = Place { row, chunk, head };
+            let next = (chunk + 1 < chunks).then_some(Place { chunk: chunk + 1, ..place });
             if chunk == 0 {
-                let all = all.heads(0, heads);
-                self.compute(rows.start, head, chunk, queries, scores, lens, widened, all);
+                self.compute(place, next, queries, scores, lens, widened, asked, all.heads(0, heads));
                 continue;
             }
             let mut part = Partial::of(&mut part[..len], heads);
-            self.compute(rows.start, head, chunk, queries, scores, lens, widened, part.heads(0, heads));
+            self.compute(place, next, queries, scores, lens, widened, asked, part.heads(0, heads));
             for (row, _) in lens.iter().enumerate().filter(|&(_, &len)| len > 0) {
                 merge(self.isa, all.heads(row * group, group), part.heads(row * group, group).shared());
             }
@@ -211,16 +231,23 @@ impl Call<'_> {
         }
     }
 
-    /// One chunk of a (row, key/value head) pair, if its row reaches so far.
-    fn one_chunk(&self, pair: usize, chunk: usize, partial: &mut [f32], worker: &mut Worker) {
-        let (row, head) = (pair / self.heads.kv, pair % self.heads.kv);
-        if chunk < chunks_of(&self.rows[row]) {
-            let Worker { queries, scores, lens, widened, .. } = worker;
-            self.load_queries(&(row..row + 1), head, queries);
-            self.see(&(row..row + 1), chunk, lens);
-            let partial = Partial::of(partial, self.heads.group());
-            self.compute(row, head, chunk, queries, scores, lens, widened, partial);
+    /// Chunk number `item` of those of [`Call::place`], if its row reaches so far.
+    fn one_chunk(&self, chunks: usize, item: usize, partial: &mut [f32], worker: &mut Worker) {
+        if let Some(place) = self.place(chunks, item) {
+            let Worker { queries, scores, lens, widened, asked, .. } = worker;
+            let row = place.row..place.row + 1;
+            self.load_queries(&row, place.head, queries);
+            self.see(&row, place.chunk, lens);
+            let (next, partial) = (self.place(chunks, item + 1), Partial::of(partial, self.heads.group()));
+            self.compute(place, next, queries, scores, lens, widened, asked, partial);
         }
+    }
+
+    /// Chunks of rows that have up to `chunks`, one by one in the order in which they lie in memory.
+    fn place(&self, chunks: usize, item: usize) -> Option<Place> {
+        let (at, head) = (item / self.heads.kv, item % self.heads.kv);
+        let (row, chunk) = (at / chunks, at % chunks);
+        (chunk < chunks_of(self.rows.get(row)?)).then_some(Place { row, chunk, head })
     }
 
     /// The output of a pair from its chunks' partial results.
@@ -264,22 +291,47 @@ impl Call<'_> {
         lens.extend(ends.map(|end| end.saturating_sub(chunk * CHUNK).min(CHUNK)));
     }
 
+    /// Positions that the row sees there.
+    fn positions(&self, Place { row, chunk, .. }: Place) -> Range<usize> {
+        chunk * CHUNK..((chunk + 1) * CHUNK).min(self.rows[row].position as usize + 1)
+    }
+
+    /// Their keys and values.
+    fn vectors(&self, place: Place) -> [Vectors<'_>; 2] {
+        self.kv.vectors(self.layer, self.rows[place.row].sequence, place.head, self.positions(place))
+    }
+
+    /// One chunk of some rows, of which the place's sees most; `next` is where this worker goes on, if that is known.
     #[allow(clippy::too_many_arguments)] // A worker's memory is lent part by part.
     fn compute(
         &self,
-        row: usize,
-        head: usize,
-        chunk: usize,
+        place: Place,
+        next: Option<Place>,
         queries: &[f32],
         scores: &mut [f32],
         lens: &[usize],
         widened: &mut [f32],
+        asked: &mut usize,
         partial: Partial<&mut [f32]>,
     ) {
-        let longest = lens.iter().copied().max().unwrap_or(0);
-        let positions = chunk * CHUNK..chunk * CHUNK + longest;
-        let [keys, values] = self.kv.vectors(self.layer, self.rows[row].sequence, head, positions);
+        let [keys, values] = self.vectors(place);
+        let next = next.map(|place| self.vectors(place)[0]);
+        let address = |keys: Vectors<'_>| keys.bytes().as_ptr().addr();
+        let was = std::mem::replace(asked, next.map_or(0, address)) == address(keys);
         let (stride, Heads { dim, .. }, group) = (self.kv.stride(), self.heads, self.heads.group());
-        self.isa.run(Chunk { keys, values, lens, dim, stride, group, queries, scores, widened, partial });
+        self.isa.run(Chunk {
+            keys,
+            values,
+            next,
+            asked: was,
+            lens,
+            dim,
+            stride,
+            group,
+            queries,
+            scores,
+            widened,
+            partial,
+        });
     }
 }

@@ -49,6 +49,17 @@ pub(crate) enum Vectors<'a> {
     Int8(&'a [i8], &'a [f32]),
 }
 
+impl<'a> Vectors<'a> {
+    /// Without scales.
+    pub(crate) fn bytes(self) -> &'a [u8] {
+        match self {
+            Vectors::F32(values) => bytemuck::cast_slice(values),
+            Vectors::F16(bits) => bytemuck::cast_slice(bits),
+            Vectors::Int8(codes, _) => bytemuck::cast_slice(codes),
+        }
+    }
+}
+
 impl Kv {
     /// An empty cache. Errors if it has no extent or takes too much memory.
     pub(crate) fn new(shape: KvShape, format: KvFormat) -> Result<Self> {

@@ -19,6 +19,8 @@ use std::thread::{self, JoinHandle, Thread};
 
 use trine_backend::{Error, Result};
 
+use crate::shares::{Left, Shares};
+
 /// Turns of the waiting loop before a thread sleeps: some 0.1 to 0.5 ms, longer than any serial op
 /// between two runs, shorter than what a user would notice as a busy core.
 const SPINS: usize = 10_000;
@@ -179,6 +181,30 @@ impl Pool {
                     return;
                 }
                 // SAFETY: the counter gives each index to one worker, and the parts do not overlap.
+                task(index, unsafe { data.range(index * unit..(index + 1) * unit) }, state);
+            }
+        });
+    }
+
+    /// [`Pool::each`] for parts that are best done in their order: a worker takes those of its own share one after the other. Shares
+    /// are cut by what the parts cost.
+    pub(crate) fn each_by_cost<T: Send, S: Send>(
+        &self,
+        shares: &mut Vec<Left>,
+        cost: impl Fn(usize) -> usize,
+        data: &mut [T],
+        unit: usize,
+        states: &mut [S],
+        task: impl Fn(usize, &mut [T], &mut S) + Sync,
+    ) {
+        assert!(unit > 0 && data.len().is_multiple_of(unit) && states.len() >= self.threads());
+        let shares = Shares::by_cost(shares, self.threads(), (0..data.len() / unit).map(&cost));
+        let (data, states) = (DisjointMut::new(data), DisjointMut::new(states));
+        self.run(&|worker| {
+            // SAFETY: each part of the run takes the state of its own number, once.
+            let state = &mut unsafe { states.range(worker..worker + 1) }[0];
+            while let Some(index) = shares.take(worker) {
+                // SAFETY: each index is taken by one worker, and the parts do not overlap.
                 task(index, unsafe { data.range(index * unit..(index + 1) * unit) }, state);
             }
         });

@@ -37,13 +37,31 @@ pub(crate) struct Shares<'a>(&'a [Left]);
 impl<'a> Shares<'a> {
     /// Cuts pieces `0..pieces` into equal shares for `workers`. `memory` grows with the workers, and not after.
     pub(crate) fn new(memory: &'a mut Vec<Left>, workers: usize, pieces: usize) -> Self {
-        if memory.len() < workers {
-            memory.resize_with(workers, Left::default);
-        }
-        let shares = &mut memory[..workers];
+        let shares = of(memory, workers);
         for (worker, share) in shares.iter_mut().enumerate() {
             share.set(chunk(pieces, workers, worker, 1));
         }
+        Shares(shares)
+    }
+
+    /// Cuts pieces of different `costs` into shares that cost as much as each other, as far as whole pieces can.
+    pub(crate) fn by_cost(
+        memory: &'a mut Vec<Left>,
+        workers: usize,
+        costs: impl ExactSizeIterator<Item = usize> + Clone,
+    ) -> Self {
+        let (total, pieces) = (costs.clone().sum::<usize>(), costs.len());
+        let (shares, mut costs) = (of(memory, workers), costs.peekable());
+        let (mut end, mut spent) = (0, 0);
+        for (worker, share) in shares.iter_mut().enumerate() {
+            let (start, limit) = (end, total * (worker + 1) / workers);
+            // A piece is of the share that its middle is in.
+            while let Some(cost) = costs.next_if(|cost| spent + cost / 2 < limit || worker + 1 == workers) {
+                (end, spent) = (end + 1, spent + cost);
+            }
+            share.set(start..end);
+        }
+        debug_assert_eq!(end, pieces);
         Shares(shares)
     }
 
@@ -53,6 +71,14 @@ impl<'a> Shares<'a> {
         let (own, after) = from.split_first()?;
         own.take(true).or_else(|| after.iter().chain(before).find_map(|share| share.take(false)))
     }
+}
+
+/// The shares of so many workers, whatever they are.
+fn of(memory: &mut Vec<Left>, workers: usize) -> &mut [Left] {
+    if memory.len() < workers {
+        memory.resize_with(workers, Left::default);
+    }
+    &mut memory[..workers]
 }
 
 #[cfg(test)]
@@ -72,6 +98,27 @@ mod tests {
         let shares = Shares::new(&mut memory, 2, 3);
         assert_eq!([1, 1, 1, 1, 0].map(|worker| shares.take(worker)), [Some(2), Some(1), Some(0), None, None]);
         assert_eq!(Shares::new(&mut memory, 4, 0).take(3), None);
+    }
+
+    #[test]
+    fn shares_cost_as_much_as_each_other() {
+        let mut memory = Vec::new();
+        let first = |costs: &[usize], workers: usize, memory: &mut Vec<Left>| -> Vec<Option<usize>> {
+            let shares = Shares::by_cost(memory, workers, costs.iter().copied());
+            (0..workers).map(|worker| shares.take(worker)).collect()
+        };
+        assert_eq!(first(&[4, 4, 4, 1, 1, 1, 1], 2, &mut memory), [Some(0), Some(2)]);
+        assert_eq!(first(&[1, 1, 1, 1, 4, 4], 3, &mut memory), [Some(0), Some(4), Some(5)]);
+        assert_eq!(first(&[9, 1, 1], 3, &mut memory), [Some(0), Some(2), Some(1)]);
+        assert_eq!(first(&[0, 0, 5], 2, &mut memory), [Some(0), Some(2)]);
+        assert_eq!(first(&[], 2, &mut memory), [None, None]);
+        // All that a share has is taken, whatever it costs.
+        for costs in [&[0; 5][..], &[3, 0, 0, 7, 1, 0]] {
+            let shares = Shares::by_cost(&mut memory, 2, costs.iter().copied());
+            let mut taken: Vec<usize> = std::iter::from_fn(|| shares.take(1)).collect();
+            taken.sort_unstable();
+            assert!(taken.into_iter().eq(0..costs.len()));
+        }
     }
 
     #[test]

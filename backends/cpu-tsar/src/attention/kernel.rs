@@ -37,6 +37,10 @@ pub(super) struct Chunk<'a> {
     pub(super) keys: Vectors<'a>,
     /// `[positions, stride]`, as many as the longest of `lens`.
     pub(super) values: Vectors<'a>,
+    /// The keys that the same worker goes over next, which are asked for in the meantime.
+    pub(super) next: Option<Vectors<'a>>,
+    /// Whether this chunk's keys were asked for so.
+    pub(super) asked: bool,
     /// For each row, how many of the positions it sees; at most [`CHUNK`].
     pub(super) lens: &'a [usize],
     /// Length of a vector.
@@ -133,6 +137,12 @@ impl Chunk<'_> {
         if self.lens.len() == 1 { self.group } else { 0 }
     }
 
+    /// How far ahead keys are asked for because nobody asked for them before.
+    #[inline(always)]
+    fn near(&self) -> usize {
+        if self.asked { 0 } else { NEAR }
+    }
+
     /// `scores[h][p] = queries[h] · keys[p]`, whole blocks of positions, whatever the last has beyond those that are seen.
     #[inline(always)]
     fn score<C: Cell>(&mut self, simd: impl Simd, keys: &[C]) {
@@ -151,15 +161,16 @@ impl Chunk<'_> {
     #[inline(always)]
     fn score_once<S: Simd, C: Cell, const G: usize, const P: usize>(&mut self, simd: S, keys: &[[C; LANES]]) {
         let (mut at, mut block) = (0, P * self.dim);
+        let (values, near) = (Coming::of(Some(self.values)), self.near());
         while at < keys.len() {
             let scores = &mut self.scores[at / self.dim * LANES..];
             if at + block > keys.len() {
                 block = self.dim;
             }
-            let (keys, ahead) = (&keys[at..at + block], ahead::<C>(block * LANES));
+            let (coming, keys) = (values.during(&keys[..at], near), &keys[at..at + block]);
             match block == P * self.dim {
-                true => dots::<S, C, G, P>(simd, self.queries, self.stride, keys, ahead, scores),
-                false => dots::<S, C, G, 1>(simd, self.queries, self.stride, keys, ahead, scores),
+                true => dots::<S, C, G, P>(simd, self.queries, self.stride, keys, coming, scores),
+                false => dots::<S, C, G, 1>(simd, self.queries, self.stride, keys, coming, scores),
             }
             at += block;
         }
@@ -169,10 +180,16 @@ impl Chunk<'_> {
     #[inline(always)]
     fn score_widened<C: Cell>(&mut self, simd: impl Simd, keys: &[[C; LANES]]) {
         let (dim, stride) = (self.dim, self.stride);
+        let (values, near) = (Coming::of(Some(self.values)), self.near());
         let widened = &mut self.widened[..PAIR * LANES * dim];
-        for (pair, keys) in keys.chunks(PAIR * dim).enumerate() {
+        for (pair, now) in keys.chunks(PAIR * dim).enumerate() {
+            let coming = values.during(&keys[..pair * PAIR * dim], near);
             // Of an odd last block the second is whatever was there: nobody sees its positions.
-            for (to, from) in lanes_mut(widened).iter_mut().zip(keys) {
+            for (i, (to, from)) in lanes_mut(widened).iter_mut().zip(now).enumerate() {
+                if i % C::IN_LINE == 0 {
+                    coming.ask(simd, i / C::IN_LINE);
+                    coming.ask_near(simd, from);
+                }
                 simd.store(C::load(simd, from), to);
             }
             let (start, keys) = (pair * PAIR * LANES, lanes(widened));
@@ -180,12 +197,12 @@ impl Chunk<'_> {
             while let Some((h, together, _)) = runs.next() {
                 let (queries, scores) = (&self.queries[h * stride..], &mut self.scores[h * SCORES + start..]);
                 match together {
-                    6 => dots::<_, f32, 6, PAIR>(simd, queries, stride, keys, 0, scores),
-                    5 => dots::<_, f32, 5, PAIR>(simd, queries, stride, keys, 0, scores),
-                    4 => dots::<_, f32, 4, PAIR>(simd, queries, stride, keys, 0, scores),
-                    3 => dots::<_, f32, 3, PAIR>(simd, queries, stride, keys, 0, scores),
-                    2 => dots::<_, f32, 2, PAIR>(simd, queries, stride, keys, 0, scores),
-                    _ => dots::<_, f32, 1, PAIR>(simd, queries, stride, keys, 0, scores),
+                    6 => dots::<_, f32, 6, PAIR>(simd, queries, stride, keys, Coming::NOTHING, scores),
+                    5 => dots::<_, f32, 5, PAIR>(simd, queries, stride, keys, Coming::NOTHING, scores),
+                    4 => dots::<_, f32, 4, PAIR>(simd, queries, stride, keys, Coming::NOTHING, scores),
+                    3 => dots::<_, f32, 3, PAIR>(simd, queries, stride, keys, Coming::NOTHING, scores),
+                    2 => dots::<_, f32, 2, PAIR>(simd, queries, stride, keys, Coming::NOTHING, scores),
+                    _ => dots::<_, f32, 1, PAIR>(simd, queries, stride, keys, Coming::NOTHING, scores),
                 }
             }
         }
@@ -233,10 +250,11 @@ impl Chunk<'_> {
     /// [`Chunk::weigh`] of a row of `G` heads: a value is widened where it is used.
     #[inline(always)]
     fn weigh_once<S: Simd, C: Cell, const G: usize, const N: usize>(&mut self, simd: S, values: &[C]) {
-        let stride = self.stride;
-        for (tile, values) in values[..self.lens[0] * stride].chunks(TILE * stride).enumerate() {
-            let weights = &self.scores[tile * TILE..];
-            weighted_sums::<S, C, G, N>(simd, weights, values, stride, self.partial.values);
+        let (stride, next) = (self.stride, Coming::of(self.next));
+        let values = &values[..self.lens[0] * stride];
+        for (tile, part) in values.chunks(TILE * stride).enumerate() {
+            let (weights, before) = (&self.scores[tile * TILE..], &values[..tile * TILE * stride]);
+            weighted_sums::<S, C, G, N>(simd, weights, part, stride, next.during(before, 0), self.partial.values);
         }
     }
 
@@ -255,9 +273,14 @@ impl Chunk<'_> {
     #[inline(always)]
     fn weigh_strip<S: Simd, C: Cell, const N: usize>(&mut self, simd: S, values: &[C], at: usize) {
         let (stride, longest) = (self.stride, self.longest());
+        // As many lines as the strip has, whatever lines its parts are in.
+        let (coming, per_line) = (Coming::of(self.next).during(&values[..at * longest], 0), (C::IN_LINE / N).max(1));
         let strip = &mut lanes_mut(self.widened).as_chunks_mut::<N>().0[..longest];
-        for (to, values) in strip.iter_mut().zip(values.chunks_exact(stride)) {
+        for (p, (to, values)) in strip.iter_mut().zip(values.chunks_exact(stride)).enumerate() {
             let from: &[[C; LANES]; N] = array(&values[at..]);
+            if p % per_line == 0 {
+                coming.ask(simd, p / per_line);
+            }
             for n in 0..N {
                 simd.store(C::load(simd, &from[n]), &mut to[n]);
             }
@@ -278,24 +301,58 @@ impl Chunk<'_> {
     }
 }
 
-/// Bytes of keys or values that are asked for ahead of their turn, if a step does not take more: a third as many are up to 8 % slower
-/// from memory.
-const AHEAD: usize = 12 << 10;
+/// How far ahead the keys are asked for that nobody asked for before, in bytes.
+const NEAR: usize = 4 << 10;
 
-/// The same in cells, for steps of so many.
-#[inline(always)]
-fn ahead<C>(step: usize) -> usize {
-    step.max(AHEAD / size_of::<C>())
+/// What is asked for while something else is computed: with few heads keys and values come from memory once for each step, and computing
+/// takes as long as reading. So a chunk's values come while its scores are computed, and the keys that are next while its values are
+/// added up, from two places in turn: the CPU itself goes on asking behind each of them.
+#[derive(Clone, Copy)]
+struct Coming {
+    /// The first line of the first half that is not asked for yet.
+    at: *const u8,
+    /// From there to the second half's; 0 if nothing is asked for.
+    half: usize,
+    /// How far ahead of the keys that are computed others are asked for too, unless that is 0.
+    near: usize,
 }
 
-/// Asks for the cache lines of what is `ahead` cells after these, unless that is 0. With few heads keys and values come from memory once for
-/// each step, in steps that the CPU by itself does not foresee.
-#[inline(always)]
-fn prefetch<C>(simd: impl Simd, cells: &[C], ahead: usize) {
-    if ahead > 0 {
-        simd.prefetch(cells.as_ptr().wrapping_add(ahead).cast(), size_of_val(cells));
+impl Coming {
+    const NOTHING: Self = Coming { at: std::ptr::null(), half: 0, near: 0 };
+
+    #[inline(always)]
+    fn of(vectors: Option<Vectors<'_>>) -> Self {
+        let bytes = vectors.map_or(&[][..], Vectors::bytes);
+        Coming { at: bytes.as_ptr(), half: bytes.len() / 2 / LINE * LINE, near: 0 }
+    }
+
+    /// What is to be asked for after so much was computed: as much of what comes.
+    #[inline(always)]
+    fn during<C>(self, before: &[C], near: usize) -> Self {
+        let asked = size_of_val(before) / 2;
+        let half = if asked < self.half { self.half } else { 0 };
+        Coming { at: self.at.wrapping_add(asked), half, near }
+    }
+
+    /// Asks for line number `line` of both halves in turn.
+    #[inline(always)]
+    fn ask(self, simd: impl Simd, line: usize) {
+        if self.half > 0 {
+            simd.prefetch(self.at.wrapping_add(line % 2 * self.half + line / 2 * LINE), LINE);
+        }
+    }
+
+    /// Asks for what is `near` the key that is computed now.
+    #[inline(always)]
+    fn ask_near<T>(self, simd: impl Simd, now: &T) {
+        if self.near > 0 {
+            simd.prefetch(std::ptr::from_ref(now).cast::<u8>().wrapping_add(self.near), LINE);
+        }
     }
 }
+
+/// Bytes of a cache line.
+const LINE: usize = 64;
 
 /// Heads that are computed together at most: with two vectors of each 12 sums, which hide a multiplication's latency, and 4
 /// registers to spare.
@@ -345,14 +402,14 @@ impl<'a> Runs<'a> {
 }
 
 /// `scores[g · SCORES + p] = queries[g] · keys[p]` for G heads and P blocks of positions, number after number of the vectors:
-/// `queries` is `[G, stride]`, `keys` is `[P, dim, LANES]`. What comes `ahead` cells later is asked for, unless that is 0.
+/// `queries` is `[G, stride]`, `keys` is `[P, dim, LANES]`. As much of what comes is asked for.
 #[inline(always)]
 fn dots<S: Simd, C: Cell, const G: usize, const P: usize>(
     simd: S,
     queries: &[f32],
     stride: usize,
     keys: &[[C; LANES]],
-    ahead: usize,
+    coming: Coming,
     scores: &mut [f32],
 ) {
     let dim = keys.len() / P;
@@ -368,7 +425,8 @@ fn dots<S: Simd, C: Cell, const G: usize, const P: usize>(
         let mut here = [simd.splat(0.0); P];
         for p in 0..P {
             if i % C::IN_LINE == 0 {
-                prefetch(simd, &key[p][i], ahead);
+                coming.ask(simd, i / C::IN_LINE * P + p);
+                coming.ask_near(simd, &key[p][i]);
             }
             here[p] = C::load(simd, &key[p][i]);
         }
@@ -388,21 +446,22 @@ fn dots<S: Simd, C: Cell, const G: usize, const P: usize>(
 }
 
 /// `sums[g · stride + i] += Σ weights[g · SCORES + p] · values[p][i]` for G heads, in the order of up to [`TILE`] positions; N
-/// times [`LANES`] columns at a time. A tile to come is asked for.
+/// times [`LANES`] columns at a time. As much of what comes is asked for.
 #[inline(always)]
 fn weighted_sums<S: Simd, C: Cell, const G: usize, const N: usize>(
     simd: S,
     weights: &[f32],
     values: &[C],
     stride: usize,
+    coming: Coming,
     sums: &mut [f32],
 ) {
     let whole = stride / (N * LANES) * N * LANES;
     for at in (0..whole).step_by(N * LANES) {
-        // A part of the next tile with each strip of this one.
-        let part = N * LANES * values.len() / stride;
-        let first = at * values.len() / stride;
-        prefetch(simd, &values[first..first + part], ahead::<C>(values.len()));
+        let lines = size_of_val(values) / LINE;
+        for line in at * lines / stride..(at + N * LANES) * lines / stride {
+            coming.ask(simd, line);
+        }
         weighted_lanes::<S, C, G, N>(simd, weights, values, stride, at, sums);
     }
     for at in (whole..stride).step_by(LANES) {
@@ -529,7 +588,7 @@ fn max(x: &[f32]) -> f32 {
 /// A number that keys and values are stored in.
 trait Cell: Copy {
     /// Vectors in a cache line.
-    const IN_LINE: usize = 64 / (LANES * size_of::<Self>());
+    const IN_LINE: usize = LINE / (LANES * size_of::<Self>());
 
     /// As floats.
     fn load<S: Simd>(simd: S, cells: &[Self; LANES]) -> S::F32s;
