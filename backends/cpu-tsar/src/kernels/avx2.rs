@@ -32,6 +32,7 @@ pulp::simd_type!({
         pub(crate) sse2: f!("sse2"),
         pub(crate) avx: f!("avx"),
         pub(crate) avx2: f!("avx2"),
+        pub(crate) bmi2: f!("bmi2"),
         pub(crate) fma: f!("fma"),
         pub(crate) f16c: f!("f16c"),
     }
