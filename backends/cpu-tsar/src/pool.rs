@@ -168,22 +168,9 @@ impl Pool {
         states: &mut [S],
         task: impl Fn(usize, &mut [T], &mut S) + Sync,
     ) {
-        assert!(unit > 0 && data.len().is_multiple_of(unit) && states.len() >= self.threads());
-        let parts = data.len() / unit;
-        let (data, states) = (DisjointMut::new(data), DisjointMut::new(states));
-        let next = CacheLine(AtomicUsize::new(0));
-        self.run(&|worker| {
-            // SAFETY: each part of the run takes the state of its own number, once.
-            let state = &mut unsafe { states.range(worker..worker + 1) }[0];
-            loop {
-                let index = next.0.fetch_add(1, Ordering::Relaxed);
-                if index >= parts {
-                    return;
-                }
-                // SAFETY: the counter gives each index to one worker, and the parts do not overlap.
-                task(index, unsafe { data.range(index * unit..(index + 1) * unit) }, state);
-            }
-        });
+        let (parts, next) = (data.len() / unit, CacheLine(AtomicUsize::new(0)));
+        let take = |_| Some(next.0.fetch_add(1, Ordering::Relaxed)).filter(|&index| index < parts);
+        self.each_taken(take, data, unit, states, task);
     }
 
     /// [`Pool::each`] for parts that are best done in their order: a worker takes those of its own share one after the other. Shares
@@ -197,13 +184,25 @@ impl Pool {
         states: &mut [S],
         task: impl Fn(usize, &mut [T], &mut S) + Sync,
     ) {
-        assert!(unit > 0 && data.len().is_multiple_of(unit) && states.len() >= self.threads());
         let shares = Shares::by_cost(shares, self.threads(), (0..data.len() / unit).map(&cost));
+        self.each_taken(|worker| shares.take(worker), data, unit, states, task);
+    }
+
+    /// Calls `task` for the parts that `take` gives each worker until it gives none: each part to one worker, once.
+    fn each_taken<T: Send, S: Send>(
+        &self,
+        take: impl Fn(usize) -> Option<usize> + Sync,
+        data: &mut [T],
+        unit: usize,
+        states: &mut [S],
+        task: impl Fn(usize, &mut [T], &mut S) + Sync,
+    ) {
+        assert!(unit > 0 && data.len().is_multiple_of(unit) && states.len() >= self.threads());
         let (data, states) = (DisjointMut::new(data), DisjointMut::new(states));
         self.run(&|worker| {
             // SAFETY: each part of the run takes the state of its own number, once.
             let state = &mut unsafe { states.range(worker..worker + 1) }[0];
-            while let Some(index) = shares.take(worker) {
+            while let Some(index) = take(worker) {
                 // SAFETY: each index is taken by one worker, and the parts do not overlap.
                 task(index, unsafe { data.range(index * unit..(index + 1) * unit) }, state);
             }

@@ -194,61 +194,38 @@ fn add_half<const START: bool>(
 }
 
 /// One of both halves (`$h` is 0 or 32) of row `$row`'s lanes: the entries at offsets `o0` to `o3` are added up, and to the row's sums.
+#[rustfmt::skip]
 macro_rules! add {
     ($row:literal, $h:literal, $start:tt) => {
         concat!(
-            "vmovdqa {x}, ymmword ptr [{tables} + {o0} + ",
-            $h,
-            "]\n",
-            "vpaddw {x}, {x}, ymmword ptr [{tables} + {o1} + {table} + ",
-            $h,
-            "]\n",
-            "vpaddw {x}, {x}, ymmword ptr [{tables} + {o2} + 2*{table} + ",
-            $h,
-            "]\n",
-            "vpaddw {x}, {x}, ymmword ptr [{tables} + {o3} + 3*{table} + ",
-            $h,
-            "]\n",
+            "vmovdqa {x}, ymmword ptr [{tables} + {o0} + ", $h, "]\n",
+            "vpaddw {x}, {x}, ymmword ptr [{tables} + {o1} + {table} + ", $h, "]\n",
+            "vpaddw {x}, {x}, ymmword ptr [{tables} + {o2} + 2*{table} + ", $h, "]\n",
+            "vpaddw {x}, {x}, ymmword ptr [{tables} + {o3} + 3*{table} + ", $h, "]\n",
             sum!($start, $row, $h),
-            "vmovdqa ymmword ptr [{sums} + 64*",
-            $row,
-            " + ",
-            $h,
-            "], {x}\n",
+            "vmovdqa ymmword ptr [{sums} + 64*", $row, " + ", $h, "], {x}\n",
         )
     };
 }
 
 /// The row's sum so far, unless this is the start.
+#[rustfmt::skip]
 macro_rules! sum {
-    (true, $row:literal, $h:literal) => {
-        ""
-    };
+    (true, $row:literal, $h:literal) => { "" };
     (false, $row:literal, $h:literal) => {
         concat!("vpaddw {x}, {x}, ymmword ptr [{sums} + 64*", $row, " + ", $h, "]\n")
     };
 }
 
 /// Row `$row`: its four codes are turned to bit 6 one by one, which makes each the offset of a line.
+#[rustfmt::skip]
 macro_rules! row {
     ($row:literal, [$t0:literal, $t1:literal, $t2:literal, $t3:literal], $start:tt) => {
         concat!(
-            "rorx {o0}, {codes}, ",
-            $t0,
-            "\n",
-            "and {o0:e}, {byte:e}\n",
-            "rorx {o1}, {codes}, ",
-            $t1,
-            "\n",
-            "and {o1:e}, {byte:e}\n",
-            "rorx {o2}, {codes}, ",
-            $t2,
-            "\n",
-            "and {o2:e}, {byte:e}\n",
-            "rorx {o3}, {codes}, ",
-            $t3,
-            "\n",
-            "and {o3:e}, {byte:e}\n",
+            "rorx {o0}, {codes}, ", $t0, "\n", "and {o0:e}, {byte:e}\n",
+            "rorx {o1}, {codes}, ", $t1, "\n", "and {o1:e}, {byte:e}\n",
+            "rorx {o2}, {codes}, ", $t2, "\n", "and {o2:e}, {byte:e}\n",
+            "rorx {o3}, {codes}, ", $t3, "\n", "and {o3:e}, {byte:e}\n",
             add!($row, 0, $start),
             add!($row, 32, $start),
         )
@@ -256,12 +233,11 @@ macro_rules! row {
 }
 
 /// Rows `$even` and `$odd`, whose codes are loaded together.
+#[rustfmt::skip]
 macro_rules! rows {
     ($even:literal, $odd:literal, $start:tt) => {
         concat!(
-            "mov {codes}, qword ptr [{from} + 4*",
-            $even,
-            "]\n",
+            "mov {codes}, qword ptr [{from} + 4*", $even, "]\n",
             row!($even, [58, 2, 10, 18], $start),
             row!($odd, [26, 34, 42, 50], $start),
         )
